@@ -1,0 +1,145 @@
+"""From gradients to blocks: rows of [design | targets] are read in slices and factored away."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from tacit.equations import Block, Family, triangle
+from tacit.errors import InputError
+from tacit.params import Params, layer_of, shorten, wide
+from tacit.regularizers import Columns, Regularizer, join
+
+CHUNK = 2**21
+"""Entries of [design | targets] held at once (16 MiB)."""
+
+
+class Bound(NamedTuple):
+    """Regularizers at a point: columns to estimate, and known columns with their strengths."""
+
+    families: tuple[Family, ...]
+    columns: Columns
+    known: list[tuple[float, Columns]]
+
+
+@dataclass(frozen=True, eq=False)
+class Candidates:
+    """The regularizers of a call, checked: those to estimate, and those that are known."""
+
+    estimated: tuple[Regularizer, ...]
+    known: dict[Regularizer, float]
+
+    def bind(self, params: Params) -> Bound:
+        """All columns at these parameters."""
+        parts = [r.bind(params) for r in self.estimated]
+        families = (
+            Family(r.name, r.kind, len(part.names))
+            for r, part in zip(self.estimated, parts, strict=True)
+        )
+        columns = join(parts)
+        twice = [name for name, times in Counter(columns.names).items() if times > 1]
+        if twice:
+            raise InputError(
+                f"several regularizers are named {shorten(twice)}: give each its own with name=, "
+                "as in tacit.l2(scope='*.bias', name='l2 of biases')."
+            )
+        known = [(strength, r.bind(params)) for r, strength in self.known.items()]
+        for _, column in known:
+            if len(column.names) != 1:
+                raise InputError(
+                    f"known penalty {column.names[0]!r} has {len(column.names)} coefficients: "
+                    "known= takes penalties of one strength."
+                )
+        return Bound(tuple(families), columns, known)
+
+
+def check_candidates(
+    regularizers: Regularizer | Sequence[Regularizer], known: Mapping[Regularizer, float] | None
+) -> Candidates:
+    """Refuse what is not a list of regularizers, before any pass over the data."""
+    if isinstance(regularizers, Regularizer):
+        regularizers = [regularizers]
+    if not isinstance(regularizers, Sequence) or not regularizers:
+        raise InputError(
+            f"regularizers is {regularizers!r}: pass at least one, as in [tacit.l2()]."
+        )
+    for given in (*regularizers, *(known or {})):
+        if not isinstance(given, Regularizer):
+            called = " Call it, as in tacit.l2()." if callable(given) else ""
+            raise InputError(
+                f"a regularizer is a {type(given).__name__}: pass what tacit.l2(), "
+                f"tacit.regularizer(name, function) and the like return.{called}"
+            )
+    for given, strength in (known or {}).items():
+        if not isinstance(strength, int | float) or not torch.isfinite(torch.tensor(strength)):
+            raise InputError(
+                f"the known strength of {given.name!r} is {strength!r}: pass a finite number "
+                "(for torch's weight_decay w it is {tacit.l2(): w / 2})."
+            )
+    return Candidates(tuple(regularizers), dict(known or {}))
+
+
+def assemble(
+    params: Params,
+    bound: Bound,
+    targets: Sequence[Params],
+    *,
+    floors: Mapping[str, float],
+    rows: Sequence[str],
+    step: int = 0,
+) -> list[Block]:
+    """One block a layer.
+
+    Never holds the design: a slice of rows at a time becomes part of the layer's factor.
+    """
+    blocks = []
+    layers: dict[str, list[str]] = {}
+    for name in rows:
+        layers.setdefault(layer_of(name), []).append(name)
+    for layer, names in layers.items():
+        active = sorted({c for name in names for c in bound.columns.active.get(name, ())})
+        width = len(active) + len(targets)
+        factor, kept, left_out = torch.zeros(0, width, dtype=torch.float64), 0, 0
+        for name in names:
+            size, height = params[name].numel(), max(1, CHUNK // width)
+            for start in range(0, size, height):
+                part = slice(start, min(start + height, size))
+                matrix, gone = _rows(name, part, bound, active, targets)
+                factor = triangle(torch.cat([factor.to(matrix), matrix]))
+                kept, left_out = kept + len(matrix), left_out + gone
+        if not torch.isfinite(factor).all():
+            raise InputError(
+                f"the equations of layer {layer} overflow: a regularizer's gradient or a target "
+                "is not finite there. Leave that layer out with rows=."
+            )
+        floor = sum(floors[name] ** 2 for name in names) ** 0.5
+        blocks.append(Block(layer, tuple(active), factor.cpu(), kept, left_out, floor, step=step))
+    return blocks
+
+
+def _rows(
+    name: str, part: slice, bound: Bound, active: list[int], targets: Sequence[Params]
+) -> tuple[Tensor, int]:
+    """[design | targets] on a slice of one tensor, and how many rows left it at kinks."""
+    target = torch.stack([wide(t[name].flatten()[part]) for t in targets], dim=1)
+    for strength, known in bound.known:
+        if name in known.active:
+            target = target - strength * known.rows(name, part)
+    matrix = target.new_zeros(len(target), len(active) + len(targets))
+    matrix[:, len(active) :] = target
+    if name in bound.columns.active:
+        place = {column: position for position, column in enumerate(active)}
+        own = [place[column] for column in bound.columns.active[name]]
+        matrix[:, own] = bound.columns.rows(name, part)
+    kinks = [
+        mask.to(matrix.device)
+        for columns in (bound.columns, *(known for _, known in bound.known))
+        if name in columns.active and (mask := columns.kinks(name, part)) is not None
+    ]
+    if not kinks:
+        return matrix, 0
+    gone = torch.stack(kinks).any(0)
+    return matrix[~gone], int(gone.sum())

@@ -1,0 +1,205 @@
+"""Batches from whatever holds the data: tensors, a loader, or any iterable that starts anew."""
+
+import random
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from contextlib import contextmanager
+from copy import copy
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler
+from torch.utils.data import WeightedRandomSampler as Weighted
+
+from tacit.errors import InputError
+
+
+@dataclass(frozen=True, eq=False)
+class Batches:
+    """Data as something that can be read again and again: pairs of a batch and its weights."""
+
+    read: Callable[[], Iterator[tuple[Any, Tensor | None]]]
+    length: int | None
+    """How many batches there are, where that is known (for progress alone)."""
+
+
+def open_data(data: Any, *, weights: Tensor | None, batch_size: int) -> Batches:
+    """Check what was handed over and say how to read it."""
+    if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
+        raise InputError(f"batch_size is {batch_size!r}: pass a whole number of at least 1.")
+    if _held_in_tensors(data):
+        return _tensor_batches(data, weights, batch_size)
+    if weights is not None:
+        raise InputError(
+            "weights= go with data held in tensors, whose order is known. For a loader, put the "
+            "weights into its batches and return (losses, weights) from the batch_loss of "
+            "Objective.from_batch_loss."
+        )
+    if isinstance(data, Dataset) and not isinstance(data, IterableDataset):
+        data = DataLoader(data, batch_size=batch_size)
+    if not isinstance(data, Iterable):
+        raise InputError(
+            f"data is a {type(data).__name__}: pass a tuple of tensors (inputs, …, target), "
+            "a DataLoader, or a list of batches."
+        )
+    if isinstance(data, Iterator):
+        raise InputError(
+            f"data is a {type(data).__name__}, which can be read only once; tacit reads the data "
+            "more than once. Pass list(data), or an object whose __iter__ starts anew."
+        )
+    if isinstance(data, DataLoader):
+        _check_loader(data)
+    return Batches(lambda: ((batch, None) for batch in data), _length(data))
+
+
+def _held_in_tensors(data: Any) -> bool:
+    parts = data.values() if isinstance(data, Mapping) else data if type(data) is tuple else ()
+    return len(parts) > 0 and all(isinstance(part, Tensor) for part in parts)
+
+
+def _tensor_batches(data: Any, weights: Tensor | None, batch_size: int) -> Batches:
+    named = data.items() if isinstance(data, Mapping) else enumerate(data)
+    sizes = {name: len(t) if t.ndim else 0 for name, t in named}
+    count = next(iter(sizes.values()))
+    if len(set(sizes.values())) > 1:
+        raise InputError(
+            f"inputs and targets differ in length: {sizes}. Every tensor needs one row an example."
+        )
+    if count == 0:
+        raise InputError("data is empty: its tensors have no rows. Pass at least one example.")
+    if weights is not None:
+        weights = torch.as_tensor(weights)
+        if weights.shape != (count,):
+            raise InputError(
+                f"weights has shape {tuple(weights.shape)} for {count} examples: "
+                f"pass one weight an example, shape ({count},)."
+            )
+        if not torch.isfinite(weights).all() or (weights < 0).any() or not (weights > 0).any():
+            raise InputError("weights must be finite and not negative, with one above zero.")
+
+    def read() -> Iterator[tuple[Any, Tensor | None]]:
+        for start in range(0, count, batch_size):
+            part = slice(start, start + batch_size)
+            yield cut(data, part), None if weights is None else weights[part]
+
+    return Batches(read, -(-count // batch_size))
+
+
+def _length(data: Any) -> int | None:
+    try:
+        return len(data)
+    except TypeError:
+        return None
+
+
+def _check_loader(loader: DataLoader) -> None:
+    """Refuse a loader that reads different examples at every pass.
+
+    The mean over examples must be over the same examples each time: gradients, Hessian products
+    and steps are all compared with one another.
+    """
+    if isinstance(loader.dataset, IterableDataset):
+        return
+    sampler = loader.sampler
+    replaced = isinstance(sampler, RandomSampler | Weighted) and sampler.replacement
+    fewer = isinstance(sampler, RandomSampler) and len(sampler) != len(sampler.data_source)
+    if replaced or fewer:
+        raise InputError(
+            f"the loader's {type(sampler).__name__} draws other examples at every pass, so its "
+            "mean is not one objective. Pass a loader that reads each example once."
+        )
+    size = loader.batch_size
+    if isinstance(sampler, RandomSampler) and loader.drop_last and size and len(sampler) % size:
+        raise InputError(
+            "the loader shuffles with drop_last=True: at every pass it leaves out other examples. "
+            "Pass drop_last=False; tacit's mean is exact for a ragged last batch."
+        )
+
+
+def check_items(data: Any) -> None:
+    """Refuse an indexable data set whose first item changes from one look to the next."""
+    dataset = getattr(data, "dataset", data)
+    if not isinstance(dataset, Dataset) or isinstance(dataset, IterableDataset):
+        return
+    if not len(dataset):  # pyright: ignore[reportArgumentType] # map-style data sets have one
+        raise InputError("data is empty: the data set has no items. Pass at least one example.")
+    if not _same(dataset[0], dataset[0]):
+        raise InputError(
+            "the data set's first item differs between two looks: a random transform is likely. "
+            "Pass the data set without augmentation, or one fixed copy of its items; to estimate "
+            "what the augmentation adds, use difference_equations on two fixed data sets."
+        )
+
+
+def _same(a: Any, b: Any) -> bool:
+    """Whether two items hold equal tensors; what is not a tensor is taken to be the same."""
+    if isinstance(a, Tensor):
+        return torch.equal(a, b)
+    if isinstance(a, np.ndarray):
+        return np.array_equal(a, b)
+    if isinstance(a, Mapping):
+        return all(_same(a[key], b[key]) for key in a)
+    if isinstance(a, list | tuple):
+        return all(_same(x, y) for x, y in zip(a, b, strict=True))
+    return True
+
+
+def tensors(batch: Any) -> Iterator[Tensor]:
+    """The tensors inside a batch, whatever holds them."""
+    if isinstance(batch, Tensor):
+        yield batch
+    elif isinstance(batch, Mapping):
+        for value in batch.values():
+            yield from tensors(value)
+    elif isinstance(batch, list | tuple):
+        for value in batch:
+            yield from tensors(value)
+
+
+def move(batch: Any, device: torch.device) -> Any:
+    """The batch with its tensors on a device."""
+    return _apply(batch, lambda tensor: tensor.to(device))
+
+
+def cut(batch: Any, part: slice) -> Any:
+    """Some of the examples of a batch: the same rows of every tensor in it."""
+    return _apply(batch, lambda tensor: tensor[part])
+
+
+def _apply(batch: Any, function: Callable[[Tensor], Tensor]) -> Any:
+    if isinstance(batch, Tensor):
+        return function(batch)
+    if isinstance(batch, Mapping):
+        # A copy of its own kind: losses may read a tokenizer's encoding by attribute.
+        changed = copy(batch) if isinstance(batch, MutableMapping) else dict(batch)
+        for key, value in batch.items():
+            changed[key] = _apply(value, function)
+        return changed
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(_apply(value, function) for value in batch))
+    if isinstance(batch, list | tuple):
+        return type(batch)(_apply(value, function) for value in batch)
+    return batch
+
+
+@contextmanager
+def forked_randomness(devices: set[torch.device]) -> Iterator[None]:
+    """Leave the random states of torch, numpy and Python as they were found."""
+    cuda = sorted({d.index or 0 for d in devices if d.type == "cuda"})
+    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002 # the global state
+    try:
+        with torch.random.fork_rng(devices=cuda):
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)  # noqa: NPY002 # the same
+
+
+def seed_devices(seed: int, devices: set[torch.device]) -> None:
+    """Seed the generators that a model on these devices draws from, and no others."""
+    torch.default_generator.manual_seed(seed)
+    for device in devices:
+        if device.type == "cuda":
+            torch.cuda.default_generators[device.index or 0].manual_seed(seed)

@@ -1,0 +1,187 @@
+"""From equations to strengths: exact least squares on the small factor, with its diagnostics."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tacit import report
+from tacit.diagnosis import Evidence, diagnose
+from tacit.equations import Equations, Source
+from tacit.errors import InputError, Problem
+from tacit.regularizers.quadratic import quadratic_matrix
+from tacit.solving import System
+
+
+@dataclass(frozen=True)
+class Fit:
+    """Strengths, how much they explain, and every reason not to believe them.
+
+    All numbers are plain floats. `shares` sum to `explained`.
+    """
+
+    strengths: Mapping[str, float]
+    explained: float
+    """Fraction of the target's squared norm that the fit explains (uncentred R²)."""
+    shares: Mapping[str, float]
+    """⟨λ_k ∇R_k, target⟩ / ‖target‖² of each regularizer."""
+    cosine: float
+    """Cosine between the fitted combination and the target."""
+    residual_ratio: float
+    """‖target − design·λ‖ / ‖target‖."""
+    condition: float
+    """Condition number of the design with columns of unit norm; infinite where rank is lost."""
+    inflation: Mapping[str, float]
+    """How many times the other columns inflate the variance of a strength."""
+    gradient_norm: float
+    """‖∇L‖ at the point (root mean square over several)."""
+    rank: int
+    """How many combinations of the strengths the equations determine."""
+    rows: int
+    """How many equations were used."""
+    problems: tuple[Problem, ...]
+    nonnegative: bool
+    sources: tuple[Source, ...] = field(repr=False)
+    unconstrained: "Fit | None" = field(repr=False)
+    """The free fit beside a nonnegative one."""
+    equations: Equations = field(repr=False, compare=False)
+
+    @cached_property
+    def layers(self) -> dict[str, "Fit"]:
+        """The same fit for each layer alone, without the columns that vanish there."""
+        parts = {label: self.equations.layer(label) for label in self.equations.layers}
+        return {
+            label: fit(part, nonnegative=self.nonnegative)
+            for label, part in parts.items()
+            if part.names
+        }
+
+    def matrix(self) -> Tensor:
+        """Λ of θᵀΛθ where a diagonal or symmetric family was fitted, in float64."""
+        found = list(self.equations.matrices(list(self.strengths.values())))
+        if len(found) != 1:
+            held = ", ".join(family.name for family in self.equations.families)
+            raise InputError(
+                f"matrix() needs exactly one diagonal() or symmetric() family; this fit has "
+                f"{len(found)} among: {held}."
+            )
+        kind, coefficients = found[0]
+        return quadratic_matrix(torch.tensor(coefficients, dtype=torch.float64), kind)
+
+    def summary(self) -> str:
+        """A regression table with its doubts, ready to print."""
+        return report.summary(self)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as plain values, ready for JSON; what is infinite becomes None."""
+        apart = ("equations", "unconstrained", "problems", "sources")
+        plain = {n: getattr(self, n) for n in self.__dataclass_fields__ if n not in apart}
+        plain["problems"] = [asdict(problem) for problem in self.problems]
+        plain["sources"] = [asdict(source) for source in self.sources]
+        free = self.unconstrained
+        plain["unconstrained"] = None if free is None else free.to_dict()
+        return _plain(plain)
+
+    def __str__(self) -> str:
+        return self.summary()
+
+
+def fit(equations: Equations, *, nonnegative: bool = False) -> Fit:
+    """Least-squares strengths: min ‖design·λ − target‖², exactly, or under λ ≥ 0.
+
+    Rank is decided on columns of unit norm. Where it is lost the answer is the one of least norm
+    in the strengths themselves, and a Problem says so.
+    """
+    _check(equations, nonnegative)
+    factor, count = equations.factor(), len(equations.names)
+    system, targets = System(factor[:, :count]), factor[:, count:]
+    solve = system.solve_nonnegative if nonnegative else system.solve
+    target = targets.mean(1)
+    strengths = solve(target[:, None])[:, 0]
+    free = fit(equations) if nonnegative else None
+    shares = _shares(system.design, solve(targets), targets)
+    fitted = system.design @ strengths
+    evidence = Evidence(
+        equations=equations,
+        system=system,
+        strengths=strengths,
+        target=target,
+        explained=float(shares.sum()),
+        residual_ratio=_ratio(float((target - fitted).norm()), float(target.norm())),
+        free=None if free is None else torch.tensor(list(free.strengths.values())),
+    )
+
+    def named(values: Tensor) -> dict[str, float]:
+        return dict(zip(equations.names, values.tolist(), strict=True))
+
+    return Fit(
+        strengths=named(strengths),
+        explained=evidence.explained,
+        shares=named(shares),
+        cosine=_ratio(float(fitted @ target), float(fitted.norm() * target.norm())),
+        residual_ratio=evidence.residual_ratio,
+        condition=system.condition,
+        inflation=named(system.inflation),
+        gradient_norm=_root_mean_square([s.gradient_norm for s in equations.sources]),
+        rank=system.rank,
+        rows=equations.rows,
+        problems=diagnose(evidence),
+        nonnegative=nonnegative,
+        sources=equations.sources,
+        unconstrained=free,
+        equations=equations,
+    )
+
+
+def _check(equations: Equations, nonnegative: bool) -> None:
+    if not isinstance(equations, Equations):
+        raise InputError(
+            f"fit was given a {type(equations).__name__}: pass what endpoint_equations, "
+            "difference_equations, trajectory_equations or stack return."
+        )
+    if not equations.rows:
+        raise InputError(
+            "there are no equations: every row was left out at a kink (all parameters exactly zero "
+            "under l1, say). Widen rows=, or use smooth_l1."
+        )
+    if nonnegative and any(family.kind == "symmetric" for family in equations.families):
+        raise InputError(
+            "nonnegative=True with symmetric(): off-diagonal strengths of a penalty may well be "
+            "negative. Fit freely and look at the eigenvalues of Fit.matrix()."
+        )
+
+
+def _shares(design: Tensor, strengths: Tensor, targets: Tensor) -> Tensor:
+    """⟨λ_k φ_k, target⟩ / ‖target‖² of each column; they sum to the explained fraction.
+
+    With independent groups of draws, strengths of one group meet the target of another: their
+    noise is independent, so both inner products are free of it on average.
+    """
+    groups = targets.shape[1]
+    pairs = torch.ones(groups, groups) if groups == 1 else 1 - torch.eye(groups)
+    inner, pairs = design.T @ targets, pairs.to(targets)
+    parts = (strengths @ pairs * inner).sum(1)
+    whole = float((targets @ pairs * targets).sum())
+    return parts / whole if whole > 0 else torch.zeros_like(parts)
+
+
+def _ratio(part: float, whole: float) -> float:
+    return part / whole if whole else 0.0
+
+
+def _root_mean_square(values: list[float]) -> float:
+    return math.sqrt(sum(value**2 for value in values) / len(values))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _plain(v) for key, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(v) for v in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value

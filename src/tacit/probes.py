@@ -1,0 +1,101 @@
+"""Cheap checks on one batch, before any gradient is trusted."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tacit.data import tensors
+from tacit.errors import InputError
+
+
+def check_batch(batch: Any, index: int, *, masks: bool) -> None:
+    """Refuse NaN and infinities in a batch; `masks` lets -inf pass (additive attention masks)."""
+    for tensor in tensors(batch):
+        if not tensor.is_floating_point():
+            continue
+        bad = torch.isnan(tensor) | torch.isposinf(tensor) if masks else ~torch.isfinite(tensor)
+        if bad.any():
+            raise InputError(
+                f"data holds {int(bad.sum())} NaN or infinite values in batch {index} (counted "
+                "from 0): drop or impute those examples."
+            )
+
+
+def check_loss(mean: Tensor, index: int) -> None:
+    """Refuse a loss that is not a finite number."""
+    if not torch.isfinite(mean):
+        raise InputError(
+            f"the loss is {float(mean.detach())} on batch {index} (counted from 0), with finite "
+            "data and parameters: an overflow or a logarithm of zero is likely. Evaluate in a "
+            "wider dtype, or from logits."
+        )
+
+
+def check_deterministic(evaluate: Callable[[], Tensor], *, training: bool) -> None:
+    """Refuse a model that gives two losses for one batch."""
+    first, second = evaluate().detach(), evaluate().detach()
+    if abs(first - second) > 10 * torch.finfo(first.dtype).eps * abs(first):
+        cause = (
+            "randomness that torch's seed does not reach, such as numpy's inside the model"
+            if training
+            else "dropout called as a function with its default training=True, or noise drawn in "
+            "forward; Objective(…, training=True, draws=…) averages over such draws"
+        )
+        raise InputError(
+            f"the same batch gave two losses, {float(first)!r} and {float(second)!r}: the "
+            f"objective is not deterministic. Likely cause: {cause}."
+        )
+
+
+def check_mean_reduced(
+    evaluate: Callable[[slice], Tensor], count: int, *, precision: torch.dtype
+) -> None:
+    """Refuse a loss whose value on a batch is not the mean over its two halves.
+
+    Only means over examples can be streamed and averaged exactly. Sums, class-weighted means and
+    means over tokens that are not padding are not means over examples.
+    """
+    if count < 2:
+        return
+    middle = count // 2
+    whole, head, tail = (
+        float(evaluate(part).detach())
+        for part in (slice(0, count), slice(0, middle), slice(middle, count))
+    )
+    mean = (middle * head + (count - middle) * tail) / count
+    slack = torch.finfo(precision).eps ** 0.6 * max(abs(whole), abs(head), abs(tail))
+    if abs(whole - mean) <= slack:
+        return
+    if abs(whole - (head + tail)) <= slack:
+        raise InputError(
+            f"the loss of a batch of {count} is the sum of its halves' losses ({whole:.6g}): it "
+            "is sum-reduced. Pass a loss with reduction='mean'."
+        )
+    raise InputError(
+        f"the loss of a batch of {count} is {whole:.6g}, the mean over its two halves {mean:.6g}: "
+        "it is not a mean over examples. Likely causes: output and target shapes that broadcast "
+        "(such as (n, 1) and (n,)), class weights, ignored tokens, or examples that interact. Use "
+        "Objective.from_batch_loss with one loss per example or token."
+    )
+
+
+def explain_failure(error: Exception, batch: Any, params: dict[str, Tensor]) -> None:
+    """Turn torch's complaint about unequal dtypes into one that says what to do."""
+    wanted = next(iter(params.values())).dtype
+    given = {t.dtype for t in tensors(batch) if t.is_floating_point()} - {wanted}
+    if isinstance(error, RuntimeError) and "dtype" in str(error) and given:
+        raise InputError(
+            f"the data is {', '.join(map(str, given))} and the model is {wanted}: cast one to the "
+            f"other, for instance with tensor.to({wanted})."
+        ) from error
+
+
+def coarsest(*tensors: Tensor) -> torch.dtype:
+    """The least precise dtype at work, autocast included."""
+    dtypes = [t.dtype for t in tensors]
+    kind = tensors[0].device.type
+    if torch.is_autocast_enabled(kind):
+        dtypes.append(torch.get_autocast_dtype(kind))
+    return max(dtypes, key=lambda dtype: torch.finfo(dtype).eps)

@@ -1,0 +1,25 @@
+"""Candidate regularizers: each a name, its gradient columns, and its value."""
+
+from tacit.regularizers.elementwise import distance_to, l1, l2, smooth_l1
+from tacit.regularizers.family import Columns, Regularizer, join
+from tacit.regularizers.general import gradient_norm, regularizer
+from tacit.regularizers.layerwise import layerwise
+from tacit.regularizers.matrices import group_l2, nuclear_norm
+from tacit.regularizers.quadratic import diagonal, symmetric
+
+__all__ = [
+    "Columns",
+    "Regularizer",
+    "diagonal",
+    "distance_to",
+    "gradient_norm",
+    "group_l2",
+    "join",
+    "l1",
+    "l2",
+    "layerwise",
+    "nuclear_norm",
+    "regularizer",
+    "smooth_l1",
+    "symmetric",
+]
