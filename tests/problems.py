@@ -1,6 +1,7 @@
 """Small models, data and exact optima that several test files share."""
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from scipy.optimize import minimize
@@ -24,7 +25,7 @@ def random_data(seed, count=64, inputs=5, outputs=1, noise=0.3):
 def tanh_mlp(seed, sizes=(5, 8, 1)):
     torch.manual_seed(seed)
     layers = []
-    for a, b in zip(sizes, sizes[1:], strict=False):
+    for a, b in pairwise(sizes):
         layers += [nn.Linear(a, b), nn.Tanh()]
     return nn.Sequential(*layers[:-1]).double()
 

@@ -66,6 +66,11 @@ def check_candidates(
         raise InputError(
             f"regularizers is {regularizers!r}: pass at least one, as in [tacit.l2()]."
         )
+    if known is not None and not isinstance(known, Mapping):
+        raise InputError(
+            f"known is a {type(known).__name__}: pass a dictionary from penalty to strength, as in "
+            "{tacit.l2(): 5e-5}."
+        )
     for given in (*regularizers, *(known or {})):
         if not isinstance(given, Regularizer):
             called = " Call it, as in tacit.l2()." if callable(given) else ""

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler
+from torch.utils.data import SubsetRandomSampler as Subset
 from torch.utils.data import WeightedRandomSampler as Weighted
 
 from tacit.errors import InputError
@@ -102,19 +103,35 @@ def _check_loader(loader: DataLoader) -> None:
     """
     if isinstance(loader.dataset, IterableDataset):
         return
-    sampler = loader.sampler
+    # A batch sampler that the user made holds the sampler that counts; the loader's own is idle.
+    batcher = loader if loader.batch_sampler is None else loader.batch_sampler
+    sampler = getattr(batcher, "sampler", loader.sampler)
     replaced = isinstance(sampler, RandomSampler | Weighted) and sampler.replacement
-    fewer = isinstance(sampler, RandomSampler) and len(sampler) != len(sampler.data_source)
+    fewer = (isinstance(sampler, RandomSampler) and len(sampler) != len(sampler.data_source)) or (
+        isinstance(sampler, Weighted) and len(sampler) != len(sampler.weights)
+    )
     if replaced or fewer:
         raise InputError(
             f"the loader's {type(sampler).__name__} draws other examples at every pass, so its "
             "mean is not one objective. Pass a loader that reads each example once."
         )
-    size = loader.batch_size
-    if isinstance(sampler, RandomSampler) and loader.drop_last and size and len(sampler) % size:
+    shuffles = isinstance(sampler, RandomSampler | Subset | Weighted)
+    size = getattr(batcher, "batch_size", None) if getattr(batcher, "drop_last", False) else None
+    if shuffles and size and len(sampler) % size:
         raise InputError(
             "the loader shuffles with drop_last=True: at every pass it leaves out other examples. "
             "Pass drop_last=False; tacit's mean is exact for a ragged last batch."
+        )
+
+
+def check_restarts(data: Any) -> None:
+    """Refuse an iterable that hands out the same iterator every time: batches would go missing."""
+    source = getattr(data, "dataset", data)
+    if isinstance(source, Iterable) and iter(source) is iter(source):
+        raise InputError(
+            f"data is a {type(source).__name__} whose __iter__ gives the same iterator every time, "
+            "so it can be read only once; tacit reads the data more than once. Pass list(data), or "
+            "an object whose __iter__ starts anew."
         )
 
 
@@ -135,10 +152,9 @@ def check_items(data: Any) -> None:
 
 def _same(a: Any, b: Any) -> bool:
     """Whether two items hold equal tensors; what is not a tensor is taken to be the same."""
-    if isinstance(a, Tensor):
-        return torch.equal(a, b)
-    if isinstance(a, np.ndarray):
-        return np.array_equal(a, b)
+    if isinstance(a, Tensor | np.ndarray):
+        # Unequal to themselves are NaN alone, which are refused later, by their own name.
+        return a.shape == b.shape and bool(((a == b) | ((a != a) & (b != b))).all())
     if isinstance(a, Mapping):
         return all(_same(a[key], b[key]) for key in a)
     if isinstance(a, list | tuple):
@@ -164,8 +180,8 @@ def move(batch: Any, device: torch.device) -> Any:
 
 
 def cut(batch: Any, part: slice) -> Any:
-    """Some of the examples of a batch: the same rows of every tensor in it."""
-    return _apply(batch, lambda tensor: tensor[part])
+    """Some of the examples of a batch: the same rows of every tensor that has any."""
+    return _apply(batch, lambda tensor: tensor[part] if tensor.ndim else tensor)
 
 
 def _apply(batch: Any, function: Callable[[Tensor], Tensor]) -> Any:

@@ -163,7 +163,10 @@ class Equations:
             partial.replace(path)
         except OSError as error:
             partial.unlink(missing_ok=True)
-            raise InputError(f"equations cannot be written to {path}: {error}.") from error
+            raise InputError(
+                f"equations cannot be written to {path}: {error}. Pass a path in a folder that "
+                "exists and can be written to."
+            ) from error
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> "Equations":
@@ -175,7 +178,10 @@ class Equations:
                 metadata = file.metadata() or {}
                 factors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
         except (OSError, SafetensorError) as error:
-            raise InputError(f"{path} holds no equations that can be read: {error}.") from error
+            raise InputError(
+                f"{path} holds no equations that can be read: {error}. Pass a file that "
+                "Equations.save wrote."
+            ) from error
         if metadata.get("format") != FORMAT:
             raise InputError(
                 f"{path} was not written by Equations.save: its format is "
@@ -197,9 +203,20 @@ class Equations:
 
 def stack(equations: Iterable[Equations]) -> Equations:
     """Many endpoints, replicates or steps as one system with one shared λ."""
+    if isinstance(equations, Equations) or not isinstance(equations, Iterable):
+        raise InputError(
+            f"stack was given a {type(equations).__name__}: pass a list of equations, as in "
+            "tacit.stack([first, second])."
+        )
     parts = list(equations)
     if not parts:
         raise InputError("stack was given no equations: pass at least one.")
+    for part in parts:
+        if not isinstance(part, Equations):
+            raise InputError(
+                f"stack was given a {type(part).__name__} among the equations: pass what "
+                "endpoint_equations, difference_equations or trajectory_equations return."
+            )
     first = parts[0]
     blocks: list[Block] = []
     sources: list[Source] = []

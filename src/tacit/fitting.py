@@ -112,7 +112,7 @@ def fit(equations: Equations, *, nonnegative: bool = False) -> Fit:
         target=target,
         explained=float(shares.sum()),
         residual_ratio=_ratio(float((target - fitted).norm()), float(target.norm())),
-        free=None if free is None else torch.tensor(list(free.strengths.values())),
+        free=None if free is None else system.solve(target[:, None])[:, 0],
     )
 
     def named(values: Tensor) -> dict[str, float]:

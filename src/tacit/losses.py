@@ -67,7 +67,8 @@ def from_units(batch_loss: BatchLoss) -> Measure:
             return _weighted(losses, weights)
         if losses.dtype.itemsize < 4:
             losses = losses.float()
-        return BatchMean(losses.mean(), len(losses), len(losses))
+        mean = losses.mean() if len(losses) else losses.sum()  # padding alone weighs nothing
+        return BatchMean(mean, len(losses), len(losses))
 
     return measure
 

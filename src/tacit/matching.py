@@ -16,7 +16,7 @@ from tacit.assembly import Candidates, assemble, check_candidates
 from tacit.equations import Block, Equations, Source
 from tacit.errors import InputError
 from tacit.fitting import Fit, fit
-from tacit.flow import Reference, euler
+from tacit.flow import Reference, euler, rk4
 from tacit.losses import Loss
 from tacit.objective import Objective
 from tacit.params import Params, Scope, check_params, norm, select, square_norm, wide
@@ -106,6 +106,7 @@ def difference_equations(
         raise InputError(f"groups is {groups!r}: pass a whole number, at least 1.")
     candidates = check_candidates(regularizers, None)
     params = _point(technique, params)
+    _check_objective(plain)
     chosen = select(params, rows, what="rows")
     bound = candidates.bind(params)
     floors = _rounding_norms(technique, params)
@@ -147,9 +148,11 @@ def trajectory_equations(
             f"trajectory is a {type(trajectory).__name__}: pass tacit.Trajectory(points, "
             "displacements, times), Trajectory.from_positions, or recorder.trajectory()."
         )
+    if not callable(reference) or reference is rk4:
+        raise InputError(f"reference is {reference!r}: pass tacit.euler or tacit.rk4(substeps=10).")
     blocks: list[Block] = []
     lengths: list[float] = []
-    params = objective.params
+    params = _point(objective, None)
     families, names = (), ()
     chosen = select(params, rows, what="rows")
     steps = zip(trajectory.points, trajectory.displacements, trajectory.times, strict=True)
@@ -175,7 +178,15 @@ def trajectory_equations(
 
 
 def _point(objective: Objective, params: Params | None) -> Params:
+    _check_objective(objective)
     return objective.params if params is None else check_params(params, objective.params)
+
+
+def _check_objective(given: Objective) -> None:
+    if not isinstance(given, Objective):
+        raise InputError(
+            f"an objective is a {type(given).__name__}: pass tacit.Objective(model, loss, data)."
+        )
 
 
 def _rounding_norms(objective: Objective, params: Params) -> dict[str, float]:

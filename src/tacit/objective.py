@@ -12,7 +12,15 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from tacit import derivatives, probes
-from tacit.data import check_items, cut, forked_randomness, move, open_data, seed_devices
+from tacit.data import (
+    check_items,
+    check_restarts,
+    cut,
+    forked_randomness,
+    move,
+    open_data,
+    seed_devices,
+)
 from tacit.errors import InputError
 from tacit.losses import BatchLoss, BatchMean, Loss, Measure, from_mean, from_units
 from tacit.params import Params, check_finite, check_params, trainable, zeros
@@ -176,6 +184,7 @@ class Objective:
         self._batches = open_data(data, weights=weights, batch_size=batch_size)
         params = self.params
         with self._ready(training=self.training), torch.no_grad():
+            check_restarts(data)
             check_items(data)
             first = next(self._read(), None)
             if first is None:
@@ -214,16 +223,22 @@ class Objective:
 
     @contextmanager
     def _ready(self, *, training: bool) -> Iterator[None]:
-        """Fork the random state, set the mode of every module, and put both back."""
-        modes = [(module, module.training) for module in self.model.modules()]
+        """Fork the random state, set the mode of every module, and put both back.
+
+        `functional_call` puts back the buffers it swapped; those that a forward pass makes anew
+        (caches that start as None) are taken out again here.
+        """
+        found = [(m, m.training, dict(m._buffers)) for m in self.model.modules()]
         with forked_randomness(self._devices):
             try:
-                for module, _ in modes:
+                for module, _, _ in found:
                     module.training = training and not isinstance(module, _BatchNorm)
                 yield
             finally:
-                for module, mode in modes:
+                for module, mode, buffers in found:
                     module.training = mode
+                    module._buffers.clear()
+                    module._buffers.update(buffers)
 
     def _read(self) -> Iterator[tuple[Any, Tensor | None]]:
         device = next(iter(self.params.values())).device

@@ -80,6 +80,11 @@ def check_params(given: Mapping[str, Tensor], reference: Params, *, what: str = 
             f"{shorten(reference)}."
         )
     for name, tensor in reference.items():
+        if not isinstance(given[name], Tensor):
+            raise InputError(
+                f"{what}[{name!r}] is a {type(given[name]).__name__}: pass a tensor, as in "
+                "torch.as_tensor(…)."
+            )
         if given[name].shape != tensor.shape:
             raise InputError(
                 f"{what}[{name!r}] has shape {tuple(given[name].shape)}; the model's has "

@@ -85,7 +85,7 @@ def explain_failure(error: Exception, batch: Any, params: dict[str, Tensor]) -> 
     """Turn torch's complaint about unequal dtypes into one that says what to do."""
     wanted = next(iter(params.values())).dtype
     given = {t.dtype for t in tensors(batch) if t.is_floating_point()} - {wanted}
-    if isinstance(error, RuntimeError) and "dtype" in str(error) and given:
+    if isinstance(error, RuntimeError) and "type" in str(error) and given:
         raise InputError(
             f"the data is {', '.join(map(str, given))} and the model is {wanted}: cast one to the "
             f"other, for instance with tensor.to({wanted})."

@@ -1,7 +1,7 @@
 """Points that training passed through, where it went from them, and in what flow time."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -109,6 +109,11 @@ def record(model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> 
 
 
 def _check_optimizer(optimizer: torch.optim.Optimizer) -> None:
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise InputError(
+            f"record was given a {type(optimizer).__name__} as optimizer: pass a torch.optim.SGD, "
+            "or leave it out and pass the step size to recorder.step."
+        )
     if not isinstance(optimizer, torch.optim.SGD):
         raise InputError(
             f"{type(optimizer).__name__} rescales each coordinate by its own history, so its steps "
@@ -137,6 +142,11 @@ def _check_times(times: Sequence[float]) -> None:
 
 
 def _check_alike(params: Params, first: Params, what: str) -> None:
+    if not isinstance(params, Mapping):
+        raise InputError(
+            f"{what} of the trajectory is a {type(params).__name__}: pass a dictionary of named "
+            "tensors, such as copies of dict(model.named_parameters())."
+        )
     if params.keys() != first.keys() or any(params[n].shape != first[n].shape for n in first):
         raise InputError(
             f"{what} of the trajectory has other tensors than the first point: all must be of one "

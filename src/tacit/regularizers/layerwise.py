@@ -16,7 +16,7 @@ def layerwise(family: Regularizer | Callable[[], Regularizer]) -> Regularizer:
     A layer is the module that owns the parameters. Only sums over tensors can be split: `l2`,
     `l1`, `smooth_l1`, `distance_to`, `group_l2`, `nuclear_norm`.
     """
-    base = family if isinstance(family, Regularizer) else family()
+    base = family() if callable(family) else family
     if not isinstance(base, Regularizer) or not base.separable:
         raise InputError(
             f"layerwise was given {getattr(base, 'name', type(base).__name__)!r}, which is not a "

@@ -63,7 +63,7 @@ def symmetric(*, scope: Scope = None, name: str = "symmetric") -> Regularizer:
                 values[row] = torch.where(i == own, theta[j], 0) + torch.where(
                     j == own, theta[i], 0
                 )
-            return values * torch.where(i == j, 1.0, math.sqrt(2.0))
+            return values * _scale(i == j, theta)
 
         pairs = zip(i.tolist(), j.tolist(), strict=True)
         columns = tuple(f"{name}[{names[a]},{names[b]}]" for a, b in pairs)
@@ -72,7 +72,7 @@ def symmetric(*, scope: Scope = None, name: str = "symmetric") -> Regularizer:
     def value(params: Params) -> Tensor:
         theta = _flat(params, scope, name)
         i, j = torch.triu_indices(len(theta), len(theta), device=theta.device)
-        return theta[i] * theta[j] * torch.where(i == j, 1.0, math.sqrt(2.0)).to(theta)
+        return theta[i] * theta[j] * _scale(i == j, theta)
 
     return Regularizer(name, bind, value, kind="symmetric")
 
@@ -84,8 +84,13 @@ def quadratic_matrix(strengths: Tensor, kind: str) -> Tensor:
     size = math.isqrt(2 * len(strengths))
     i, j = torch.triu_indices(size, size)
     matrix = strengths.new_zeros(size, size)
-    matrix[i, j] = strengths * torch.where(i == j, 0.5, 1 / math.sqrt(2.0)).to(strengths)
-    return matrix + matrix.T
+    matrix[i, j] = strengths / _scale(i == j, strengths)
+    return torch.where(torch.eye(size, dtype=torch.bool), matrix, matrix + matrix.T)
+
+
+def _scale(on_diagonal: Tensor, like: Tensor) -> Tensor:
+    """1 for Λ_ii and √2 for Λ_ij: coefficients of an orthonormal basis of symmetric matrices."""
+    return torch.where(on_diagonal, 1.0, torch.tensor(2.0, dtype=like.dtype).sqrt().to(like.device))
 
 
 def _coordinates(name: str, params: Params, scope: Scope) -> tuple[list[str], Params]:
