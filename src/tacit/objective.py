@@ -205,6 +205,9 @@ class Objective:
         params = self.params
         with self._ready(training=False), torch.no_grad():
             whole = self._evaluate(params, batch, None)
+            probes.check_loss(whole.mean, 0)
+            if self.training and not self._evaluate(params, batch, None).mean.isclose(whole.mean):
+                return  # noise that eval mode does not stop: halves cannot be compared
             precision = probes.coarsest(whole.mean, *params.values())
             probes.check_mean_reduced(
                 lambda part: self._evaluate(params, cut(batch, part), None).mean,

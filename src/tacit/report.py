@@ -41,7 +41,8 @@ def _header(fit: "Fit") -> list[str]:
         "loss": _loss(sources),
         "examples": f"{first.examples:,}",
         "parameters": (
-            f"{first.parameters:,} used in {first.tensors} tensors, {first.frozen:,} frozen, "
+            f"{first.parameters:,} used in {first.tensors} tensor{'s' * (first.tensors != 1)}, "
+            f"{first.frozen:,} frozen, "
             f"{first.tied} tied; {first.dtype}"
         ),
         "equations": f"{fit.rows:,}" + (f" over {first.steps} steps" if first.steps > 1 else ""),

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -9,7 +10,7 @@ from torch.nn import functional as F
 
 from tacit.errors import InputError
 from tacit.params import Params, Scope, check_finite, wide
-from tacit.regularizers.family import Regularizer, Slope, separable
+from tacit.regularizers.family import Columns, Regularizer, Slope, separable
 
 
 def _entrywise(
@@ -101,9 +102,17 @@ def distance_to(
         flat, start = theta.flatten(), origin(theta, tensor).flatten()
         return Slope(lambda part: 2 * (wide(flat[part]) - wide(start[part])))
 
-    return separable(
+    family = separable(
         name,
         scope=scope,
         value=lambda theta, tensor: (theta - origin(theta, tensor).to(theta)).square().sum(),
         slope=slope,
     )
+
+    def bind(params: Params) -> Columns:
+        columns = family.bind(params)
+        for tensor in columns.active:
+            origin(params[tensor], tensor)  # refused here, before any pass over the data
+        return columns
+
+    return replace(family, bind=bind)

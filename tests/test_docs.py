@@ -1,0 +1,84 @@
+"""Code blocks and commands of README and docs do what the page says."""
+
+import io
+import re
+import shlex
+import subprocess
+import sys
+from contextlib import redirect_stdout
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+NUMBER = re.compile(r"(?<![\w.])-?\d[\d,]*\.?\d*(?:e[+-]?\d+)?")
+
+
+def blocks(page):
+    return BLOCK.findall(page.read_text())
+
+
+def assert_same_output(shown, printed):
+    """Words must agree to the letter, numbers to three per cent; rounding noise need not."""
+
+    def words(text):
+        return NUMBER.sub("#", text).split()
+
+    def numbers(text):
+        return [float(n.replace(",", "")) for n in NUMBER.findall(text)]
+
+    assert words(shown) == words(printed), f"page shows:\n{shown}\nbut it prints:\n{printed}"
+    for a, b in zip(numbers(shown), numbers(printed), strict=True):
+        assert a == pytest.approx(b, rel=0.03, abs=1e-9), f"{a} is shown, {b} printed:\n{printed}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_python_blocks_run_and_print_what_is_shown(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names = {"__name__": "docs"}
+    printed = ""
+    for language, content in blocks(page):
+        if language == "python":
+            out = io.StringIO()
+            with redirect_stdout(out):
+                exec(compile(content, page.name, "exec"), names)
+            printed = out.getvalue()
+        elif language == "text":
+            assert_same_output(content, printed)
+
+
+def commands():
+    for page in PAGES:
+        for language, content in blocks(page):
+            if language in ("console", "bash", "sh"):
+                for line in content.splitlines():
+                    if command := shlex.split(line, comments=True):
+                        yield pytest.param(command, id=f"{page.name}: {' '.join(command)}")
+
+
+@pytest.mark.parametrize("command", list(commands()))
+def test_commands_exist_and_quick_ones_run(command, tmp_path):
+    if command[0] == "make":  # CI runs these; here each target must exist
+        found = subprocess.run(
+            ["make", "--dry-run", *command[1:]], cwd=ROOT, capture_output=True, text=True
+        )
+        assert found.returncode == 0, found.stderr
+    else:
+        program = [sys.executable, *command[1:]] if command[0] == "python" else command
+        subprocess.run(program, cwd=ROOT, check=True, timeout=300)
+
+
+def test_make_run_recovers_both_strengths():
+    """What `make run` runs, with the interpreter of the tests."""
+    recipe = (ROOT / "Makefile").read_text()
+    assert "examples/elastic_net.py" in recipe
+    found = subprocess.run(
+        [sys.executable, "examples/elastic_net.py"], cwd=ROOT, capture_output=True, text=True
+    )
+    assert found.returncode == 0, found.stderr
+    errors = [float(e) for e in re.findall(r"relative error (\S+)\)", found.stdout)]
+    assert len(errors) == 2
+    assert max(errors) < 1e-3
+    assert "No problems found" in found.stdout
