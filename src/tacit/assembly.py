@@ -1,8 +1,10 @@
 """From gradients to blocks: rows of [design | targets] are read in slices and factored away."""
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import NamedTuple
 
 import torch
@@ -79,7 +81,8 @@ def check_candidates(
                 f"tacit.regularizer(name, function) and the like return.{called}"
             )
     for given, strength in (known or {}).items():
-        if not isinstance(strength, int | float) or not torch.isfinite(torch.tensor(strength)):
+        number = isinstance(strength, Real) and not isinstance(strength, bool)
+        if not number or not math.isfinite(strength):
             raise InputError(
                 f"the known strength of {given.name!r} is {strength!r}: pass a finite number "
                 "(for torch's weight_decay w it is {tacit.l2(): w / 2})."

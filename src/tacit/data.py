@@ -24,6 +24,8 @@ class Batches:
     read: Callable[[], Iterator[tuple[Any, Tensor | None]]]
     length: int | None
     """How many batches there are, where that is known (for progress alone)."""
+    generators: tuple[torch.Generator, ...] = ()
+    """Random states of the data's own, which reading must not move."""
 
 
 def open_data(data: Any, *, weights: Tensor | None, batch_size: int) -> Batches:
@@ -50,9 +52,12 @@ def open_data(data: Any, *, weights: Tensor | None, batch_size: int) -> Batches:
             f"data is a {type(data).__name__}, which can be read only once; tacit reads the data "
             "more than once. Pass list(data), or an object whose __iter__ starts anew."
         )
+    generators = ()
     if isinstance(data, DataLoader):
         _check_loader(data)
-    return Batches(lambda: ((batch, None) for batch in data), _length(data))
+        held = (getattr(part, "generator", None) for part in (data, data.sampler))
+        generators = tuple(g for g in held if isinstance(g, torch.Generator))
+    return Batches(lambda: ((batch, None) for batch in data), _length(data), generators)
 
 
 def _held_in_tensors(data: Any) -> bool:
@@ -151,12 +156,14 @@ def check_items(data: Any) -> None:
 
 
 def _same(a: Any, b: Any) -> bool:
-    """Whether two items hold equal tensors; what is not a tensor is taken to be the same."""
+    """Whether two items hold equal tensors; what holds no numbers is taken to be the same."""
     if isinstance(a, Tensor | np.ndarray):
         # Unequal to themselves are NaN alone, which are refused later, by their own name.
         return a.shape == b.shape and bool(((a == b) | ((a != a) & (b != b))).all())
     if isinstance(a, Mapping):
         return all(_same(a[key], b[key]) for key in a)
+    if isinstance(a, int | float):
+        return a == b or (a != a and b != b)
     if isinstance(a, list | tuple):
         return all(_same(x, y) for x, y in zip(a, b, strict=True))
     return True
@@ -201,14 +208,19 @@ def _apply(batch: Any, function: Callable[[Tensor], Tensor]) -> Any:
 
 
 @contextmanager
-def forked_randomness(devices: set[torch.device]) -> Iterator[None]:
-    """Leave the random states of torch, numpy and Python as they were found."""
+def forked_randomness(
+    devices: set[torch.device], generators: tuple[torch.Generator, ...] = ()
+) -> Iterator[None]:
+    """Leave the random states of torch, numpy, Python and given generators as they were found."""
+    states = [generator.get_state() for generator in generators]
     cuda = sorted({d.index or 0 for d in devices if d.type == "cuda"})
     python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002 # the global state
     try:
         with torch.random.fork_rng(devices=cuda):
             yield
     finally:
+        for generator, state in zip(generators, states, strict=True):
+            generator.set_state(state)
         random.setstate(python)
         np.random.set_state(numpy)  # noqa: NPY002 # the same
 

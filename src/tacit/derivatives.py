@@ -41,7 +41,7 @@ def hessian_product(mean: Tensor, leaves: Params, along: Params) -> tuple[Tensor
         raise InputError(
             f"a Hessian product needs double backward, which an operator here lacks: {error}. "
             "Attention must be able to run on torch's math backend (attn_implementation='sdpa' or "
-            "'eager'), recurrent layers off cuDNN (torch.backends.cudnn.flags(enabled=False))."
+            "'eager' in Hugging Face models); custom functions need a differentiable backward."
         ) from error
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from tacit.assembly import Candidates, assemble, check_candidates
 from tacit.equations import Block, Equations, Source
@@ -19,7 +19,7 @@ from tacit.fitting import Fit, fit
 from tacit.flow import Reference, euler, rk4
 from tacit.losses import Loss
 from tacit.objective import Objective
-from tacit.params import Params, Scope, check_params, norm, select, square_norm, wide
+from tacit.params import Params, Scope, norm, select, square_norm, wide
 from tacit.regularizers import Regularizer
 from tacit.trajectory import Trajectory
 
@@ -37,6 +37,7 @@ def estimate(
 
     The short way through `Objective`, `endpoint_equations` and `fit`: one pass over the data.
 
+    >>> import tacit
     >>> X, y = torch.eye(2).double(), torch.tensor([[2.0], [4.0]]).double()
     >>> model = torch.nn.Linear(2, 1, bias=False).double()
     >>> _ = model.weight.data.copy_(y.T / 1.5)  # the optimum of mse_loss + 0.25 ‖θ‖²
@@ -52,7 +53,7 @@ def endpoint_equations(
     objective: Objective,
     regularizers: Regularizer | Sequence[Regularizer],
     *,
-    params: Params | None = None,
+    params: Mapping[str, Tensor] | None = None,
     known: Mapping[Regularizer, float] | None = None,
     rows: Scope = None,
 ) -> Equations:
@@ -92,7 +93,7 @@ def difference_equations(
     plain: Objective,
     regularizers: Regularizer | Sequence[Regularizer],
     *,
-    params: Params | None = None,
+    params: Mapping[str, Tensor] | None = None,
     groups: int = 2,
     rows: Scope = None,
 ) -> Equations:
@@ -157,7 +158,7 @@ def trajectory_equations(
     chosen = select(params, rows, what="rows")
     steps = zip(trajectory.points, trajectory.displacements, trajectory.times, strict=True)
     for step, (point, moved, time) in enumerate(steps):
-        params = check_params(point, objective.params, what="a trajectory's point")
+        params = objective.point(point, what="a trajectory's point")
         bound = candidates.bind(params)
         families, names = bound.families, bound.columns.names
         target = reference(objective, params, time)
@@ -177,9 +178,9 @@ def trajectory_equations(
     return Equations(families, names, 1, tuple(blocks), (source,))
 
 
-def _point(objective: Objective, params: Params | None) -> Params:
+def _point(objective: Objective, params: Mapping[str, Tensor] | None) -> Params:
     _check_objective(objective)
-    return objective.params if params is None else check_params(params, objective.params)
+    return objective.point(params)
 
 
 def _check_objective(given: Objective) -> None:

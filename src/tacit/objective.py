@@ -1,17 +1,16 @@
 """A model, a loss and data as functions of the parameters: value, gradient, Hessian products."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Self
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from tacit import derivatives, probes
+from tacit.borrowing import Borrowed, mode
 from tacit.data import (
     check_items,
     check_restarts,
@@ -101,6 +100,21 @@ class Objective:
         """The model's trainable parameters as they are now, tied ones once; not copies."""
         return trainable(self.model)
 
+    def point(self, params: Mapping[str, Tensor] | None = None, *, what: str = "params") -> Params:
+        """Parameters to evaluate at: those given, checked, or the model's own.
+
+        Frozen and tied parameters may be among those given if they are as in the model.
+        """
+        own = self.params
+        if params is None:
+            check_finite(own, what="the model's value")
+            return own
+        if isinstance(params, Mapping):
+            named = self.model.named_parameters(remove_duplicate=False)
+            fixed = {n: p for n, p in named if n not in own}
+            params = {n: p for n, p in params.items() if n not in fixed or not _equal(p, fixed[n])}
+        return check_params(params, own, what=what)
+
     @property
     def count(self) -> int:
         """How many examples (or tokens) the mean is over."""
@@ -108,27 +122,31 @@ class Objective:
             self.value()
         return self._count or 0
 
-    def value(self, params: Params | None = None) -> float:
+    def value(self, params: Mapping[str, Tensor] | None = None) -> float:
         """L(θ)."""
         with torch.no_grad():
-            return self._stream(self._checked(params), lambda mean, weight: None)[0]
+            return self._stream(self.point(params), lambda mean, weight: None)[0]
 
-    def gradient(self, params: Params | None = None) -> Params:
+    def gradient(self, params: Mapping[str, Tensor] | None = None) -> Params:
         """∇L(θ), in float64."""
         return self.value_and_gradient(params)[1]
 
+    @torch.inference_mode(mode=False)
     def value_and_gradient(
-        self, params: Params | None = None, *, draws: Sequence[int] | None = None
+        self, params: Mapping[str, Tensor] | None = None, *, draws: Sequence[int] | None = None
     ) -> tuple[float, Params]:
         """L(θ) and ∇L(θ) in one pass; `draws` says which of the draws to average."""
-        leaves = derivatives.leaves(self._checked(params))
+        leaves = derivatives.leaves(self.point(params))
         return self._sum_vectors(
             leaves, lambda mean: derivatives.gradient(mean, leaves), draws=draws
         )
 
-    def hvp(self, direction: Params, params: Params | None = None) -> Params:
+    @torch.inference_mode(mode=False)
+    def hvp(
+        self, direction: Mapping[str, Tensor], params: Mapping[str, Tensor] | None = None
+    ) -> Params:
         """H(θ)·direction, the Hessian of L times a direction, in float64, by double backward."""
-        leaves = derivatives.leaves(self._checked(params))
+        leaves = derivatives.leaves(self.point(params))
         along = check_params(direction, leaves, what="direction")
         # Fused attention kernels have no double backward; the math path has.
         with sdpa_kernel(SDPBackend.MATH):
@@ -136,13 +154,14 @@ class Objective:
                 leaves, lambda mean: derivatives.hessian_product(mean, leaves, along)
             )[1]
 
-    def rounding(self, params: Params | None = None) -> Params:
+    @torch.inference_mode(mode=False)
+    def rounding(self, params: Mapping[str, Tensor] | None = None) -> Params:
         """How far ∇L moves, on the first batch, when every weight moves by its last digit.
 
         A gradient is not known better than this, however many digits it prints: it is the level
         at which a target counts as no signal.
         """
-        params = self._checked(params)
+        params = self.point(params)
         generator = torch.Generator().manual_seed(0)
         moved = {n: derivatives.last_digit_moved(p, generator) for n, p in params.items()}
         batch, weights = self._first
@@ -175,10 +194,10 @@ class Objective:
                 raise InputError(f"{name} is {number!r}: pass a whole number, at least {least}.")
         self.model, self.training, self.draws, self.seed = model, training, draws, seed
         self.loss_name: str = getattr(loss, "__name__", type(loss).__name__)
-        self._borrowed = _Borrowed(model)
+        self._borrowed = Borrowed(model)
         self._count: int | None = None
         self._devices = {p.device for p in model.parameters()}
-        self._checked(None)
+        self.point()
 
     def _open(self, data: Any, weights: Tensor | None, batch_size: int) -> None:
         self._batches = open_data(data, weights=weights, batch_size=batch_size)
@@ -215,33 +234,14 @@ class Objective:
                 precision=precision,
             )
 
-    def _checked(self, params: Params | None) -> Params:
-        own = self.params
-        if params is not None:
-            return check_params(params, own)
-        check_finite(own, what="the model's value")
-        return own
-
     # Streaming.
 
     @contextmanager
     def _ready(self, *, training: bool) -> Iterator[None]:
-        """Fork the random state, set the mode of every module, and put both back.
-
-        `functional_call` puts back the buffers it swapped; those that a forward pass makes anew
-        (caches that start as None) are taken out again here.
-        """
-        found = [(m, m.training, dict(m._buffers)) for m in self.model.modules()]
-        with forked_randomness(self._devices):
-            try:
-                for module, _, _ in found:
-                    module.training = training and not isinstance(module, _BatchNorm)
-                yield
-            finally:
-                for module, mode, buffers in found:
-                    module.training = mode
-                    module._buffers.clear()
-                    module._buffers.update(buffers)
+        """The model in the right mode and a forked random state; both are put back."""
+        forked = forked_randomness(self._devices, self._batches.generators)
+        with forked, mode(self.model, training=training):
+            yield
 
     def _read(self) -> Iterator[tuple[Any, Tensor | None]]:
         device = next(iter(self.params.values())).device
@@ -264,9 +264,7 @@ class Objective:
         if self.training and draw is not None:
             state = np.random.SeedSequence([self.seed, draw, index]).generate_state(1, np.uint64)
             seed_devices(int(state[0]) >> 1, self._devices)
-        swapped = {f"model.{n}": p for n, p in params.items()}
-        swapped |= {f"model.{n}": b.clone() for n, b in self.model.named_buffers()}
-        return functional_call(self._borrowed, swapped, (self._measure, batch, weights))
+        return self._borrowed.evaluate(self._measure, params, batch, weights)
 
     def _stream(
         self,
@@ -322,12 +320,5 @@ class Objective:
         return value, sums
 
 
-class _Borrowed(nn.Module):
-    """Lets a function use the user's own module while `functional_call` has swapped its tensors."""
-
-    def __init__(self, model: nn.Module):
-        super().__init__()
-        self.model = model
-
-    def forward(self, measure: Measure, batch: Any, weights: Tensor | None) -> BatchMean:
-        return measure(self.model, batch, weights)
+def _equal(a: Any, b: Tensor) -> bool:
+    return isinstance(a, Tensor) and a.shape == b.shape and bool((a.to(b) == b).all())

@@ -22,9 +22,9 @@ def track(items: Iterable[Item], *, total: int | None, label: str) -> Iterator[I
             if bar is None and time.monotonic() - start > PATIENCE:
                 bar = _bar()
                 task = bar.add_task(label, total=total, completed=done)
-            if bar is not None and task is not None:
-                bar.update(task, completed=done)
             yield item
+            if bar is not None and task is not None:
+                bar.update(task, completed=done + 1)
     finally:
         if bar is not None:
             bar.stop()

@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from numbers import Real
 
 import torch
 from torch import nn
@@ -53,7 +54,7 @@ class Trajectory:
                 f"a trajectory of {len(positions)} position has no displacement: pass two or more."
             )
         steps = len(positions) - 1
-        times = [step_sizes] * steps if isinstance(step_sizes, int | float) else list(step_sizes)
+        times = list(step_sizes) if isinstance(step_sizes, Iterable) else [step_sizes] * steps
         if len(times) != steps:
             raise InputError(
                 f"{len(positions)} positions make {steps} steps, but {len(times)} step sizes were "
@@ -62,7 +63,16 @@ class Trajectory:
         for number, position in enumerate(positions):
             _check_alike(position, positions[0], f"position {number}")
         pairs = pairwise(positions)
-        return cls(positions[:-1], [_difference(b, a) for a, b in pairs], times)
+        displacements = []
+        for number, (start, end) in enumerate(pairs):
+            if any(start[n].data_ptr() == end[n].data_ptr() for n in start if start[n].numel()):
+                raise InputError(
+                    f"positions {number} and {number + 1} share their memory, so they cannot "
+                    "differ: keep copies, as in {n: p.detach().clone() for n, p in "
+                    "model.named_parameters()}."
+                )
+            displacements.append(_difference(end, start))
+        return cls(positions[:-1], displacements, times)
 
 
 class Recorder:
@@ -134,7 +144,7 @@ def _flow_time(optimizer: torch.optim.Optimizer) -> float:
 
 def _check_times(times: Sequence[float]) -> None:
     for time in times:
-        if isinstance(time, bool) or not isinstance(time, int | float) or not 0 < time < math.inf:
+        if isinstance(time, bool) or not isinstance(time, Real) or not 0 < time < math.inf:
             raise InputError(
                 f"a step took time {time!r}: pass a finite number above zero, such as the step "
                 "size η, or η/(1−β) for momentum β."

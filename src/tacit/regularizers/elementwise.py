@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from numbers import Real
 
 import torch
 from torch import Tensor
@@ -59,7 +60,7 @@ def smooth_l1(beta: float, *, scope: Scope = None, name: str = "smooth_l1") -> R
 
     Trap: a network whose weights are all below β has the same columns for this and for ridge.
     """
-    if isinstance(beta, bool) or not isinstance(beta, int | float):
+    if isinstance(beta, bool) or not isinstance(beta, Real):
         raise InputError(f"beta is {beta!r}: pass a number above zero, such as 1e-3.")
     if not (math.isfinite(beta) and beta > 0):
         raise InputError(f"beta is {beta!r}: pass a finite number above zero; for β = 0 use l1().")

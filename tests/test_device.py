@@ -1,0 +1,121 @@
+"""Everything runs where the model is, and gives the same answer there as on the CPU."""
+
+import pytest
+import torch
+from problems import params_of, random_data, tanh_mlp
+from torch import nn
+from torch.nn import functional as F
+
+import tacit
+
+DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+
+pytestmark = pytest.mark.parametrize("device", DEVICES)
+
+
+def network(device, seed=0):
+    torch.manual_seed(seed)
+    return nn.Sequential(
+        nn.Linear(5, 8), nn.Tanh(), nn.Dropout(0.3), nn.Linear(8, 2)
+    ).double().to(device)  # fmt: skip
+
+
+def candidates(objective):
+    start = {n: 0.5 * p for n, p in objective.params.items()}
+    return [
+        tacit.l2(), tacit.l1(), tacit.smooth_l1(0.1), tacit.distance_to(start), tacit.group_l2(),
+        tacit.nuclear_norm(), tacit.gradient_norm(objective), tacit.layerwise(tacit.l2(name="own")),
+        tacit.diagonal(scope="3.bias"), tacit.symmetric(scope="3.bias"),
+        tacit.regularizer("fourth", lambda params: sum((p**4).sum() for p in params.values())),
+    ]  # fmt: skip
+
+
+def test_every_regularizer_gives_the_answer_of_the_cpu(device):
+    data = random_data(1, outputs=2)
+    factors = []
+    for place in ("cpu", device):
+        model = network(place)
+        with torch.no_grad():
+            model[0].weight[0, 0] = 0  # a kink
+        objective = tacit.Objective(model, F.mse_loss, data)  # the data stays on the CPU
+        equations = tacit.endpoint_equations(objective, candidates(objective))
+        factors.append(equations.factor())
+        assert equations.rows == sum(p.numel() for p in model.parameters()) - 1
+    first, second = (factor.T @ factor for factor in factors)
+    torch.testing.assert_close(second, first, rtol=1e-9, atol=1e-11)
+
+
+def test_trajectories_and_weights_follow_the_model(device):
+    data, step = random_data(2), 1e-2
+    model = tanh_mlp(2).to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=step, weight_decay=0.2)
+    recorder = tacit.record(model, optimizer)
+    inputs, target = (part.to(device) for part in data)
+    for _ in range(3):
+        optimizer.zero_grad()
+        F.mse_loss(model(inputs), target).backward()
+        optimizer.step()
+        recorder.step()
+    objective = tacit.Objective(model, F.mse_loss, data)
+    equations = tacit.trajectory_equations(objective, recorder.trajectory(), [tacit.l2()])
+    assert tacit.fit(equations).strengths["l2"] == pytest.approx(0.1, rel=1e-9)
+    weighted = tacit.Objective(model, F.mse_loss, data, weights=torch.ones(len(data[0])))
+    assert weighted.value() == pytest.approx(objective.value(), rel=1e-12)
+
+
+def test_draws_repeat_and_the_random_state_stays(device):
+    model, data = network(device), random_data(3, outputs=2)
+    noisy = tacit.Objective(model, F.mse_loss, data, training=True, draws=2, seed=4)
+    if device == "cuda":
+        before = torch.cuda.get_rng_state()
+    first, second = noisy.gradient(), noisy.gradient()
+    for name in first:
+        torch.testing.assert_close(first[name], second[name], rtol=1e-12, atol=1e-14)
+    if device == "cuda":
+        assert torch.equal(before, torch.cuda.get_rng_state())
+    plain = tacit.Objective(model, F.mse_loss, data)
+    found = tacit.fit(tacit.difference_equations(noisy, plain, [tacit.l2()]))
+    assert found.equations.targets == 2
+
+
+def test_float32_and_autocast_run(device):
+    model = network(device).float()
+    data = tuple(part.float() for part in random_data(5, outputs=2))
+    plain = tacit.estimate(model, F.mse_loss, data, [tacit.l2()])
+    with torch.autocast(device, torch.bfloat16):
+        cast = tacit.estimate(model, F.mse_loss, data, [tacit.l2()])
+    assert cast.strengths["l2"] != plain.strengths["l2"]
+    assert cast.strengths["l2"] == pytest.approx(plain.strengths["l2"], rel=0.1)
+
+
+class Recurrent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.cell, self.head = nn.LSTM(8, 5, batch_first=True), nn.Linear(5, 8)
+
+    def forward(self, x):
+        return self.head(self.cell(x)[0])
+
+
+SECOND_ORDER = {
+    "attention": lambda: nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True),
+    "recurrent": Recurrent,
+    "convolution": lambda: nn.Sequential(nn.Conv1d(4, 4, 3, padding=1), nn.BatchNorm1d(4)),
+}
+
+
+@pytest.mark.parametrize("make", SECOND_ORDER.values(), ids=SECOND_ORDER.keys())
+def test_second_derivatives_equal_differences_of_first(make, device):
+    torch.manual_seed(6)
+    model = make().double().to(device)
+    X = torch.randn(6, 4, 8, generator=torch.Generator().manual_seed(6), dtype=torch.float64)
+    objective = tacit.Objective(model, F.mse_loss, (X, X))
+    direction = {n: torch.ones_like(p) for n, p in objective.params.items()}
+    product = objective.hvp(direction)
+    h, here = 1e-5, params_of(model)
+    ahead, behind = (
+        objective.gradient({n: p + s * h * direction[n] for n, p in here.items()}) for s in (1, -1)
+    )
+    for name, values in product.items():
+        slope = (ahead[name] - behind[name]) / (2 * h)
+        torch.testing.assert_close(values, slope, rtol=1e-6, atol=1e-8)
