@@ -46,3 +46,12 @@ def test_the_constraints_pin_every_dependency():
         if line and not line.startswith("#")
     )  # fmt: skip
     assert names == pins.keys()
+
+
+def test_the_benchmarks_run_at_their_quick_sizes():
+    found = subprocess.run(
+        [sys.executable, "benchmarks/run.py", "--quick"], cwd=ROOT, capture_output=True, text=True
+    )
+    assert found.returncode == 0, found.stderr
+    for name in ("one plain gradient pass", "published protocol", "peak memory"):
+        assert name in found.stdout

@@ -16,6 +16,9 @@ from torch.utils.data import WeightedRandomSampler as Weighted
 
 from tacit.errors import InputError
 
+PROBE = 256
+"""Examples that probes look at, where the data is held in tensors."""
+
 
 @dataclass(frozen=True, eq=False)
 class Batches:
@@ -26,6 +29,8 @@ class Batches:
     """How many batches there are, where that is known (for progress alone)."""
     generators: tuple[torch.Generator, ...] = ()
     """Random states of the data's own, which reading must not move."""
+    probe: int | None = None
+    """How many examples of the first batch are enough to probe with, where it can be cut."""
 
 
 def open_data(data: Any, *, weights: Tensor | None, batch_size: int) -> Batches:
@@ -90,7 +95,7 @@ def _tensor_batches(data: Any, weights: Tensor | None, batch_size: int) -> Batch
             part = slice(start, start + batch_size)
             yield cut(data, part), None if weights is None else weights[part]
 
-    return Batches(read, -(-count // batch_size))
+    return Batches(read, -(-count // batch_size), probe=PROBE)
 
 
 def _length(data: Any) -> int | None:

@@ -156,7 +156,7 @@ class Objective:
 
     @torch.inference_mode(mode=False)
     def rounding(self, params: Mapping[str, Tensor] | None = None) -> Params:
-        """How far ∇L moves, on the first batch, when every weight moves by its last digit.
+        """How far ∇L moves, on the first examples, when every weight moves by its last digit.
 
         A gradient is not known better than this, however many digits it prints: it is the level
         at which a target counts as no signal.
@@ -208,6 +208,7 @@ class Objective:
             first = next(self._read(), None)
             if first is None:
                 raise InputError("data is empty: it yields no batch. Pass at least one example.")
+            first = first if self._batches.probe is None else cut(first, slice(self._batches.probe))
             self._first, (batch, weights) = first, first
             try:
                 evaluate = self._evaluate
