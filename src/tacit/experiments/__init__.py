@@ -1,0 +1,65 @@
+"""The paper's figures, one file each.
+
+Every module here exports:
+
+- `Config`: a frozen dataclass of plain values; `PAPER` and `QUICK` are two of it.
+- `units(config)`: names of the pieces of work, in order. A piece is what an interruption may lose.
+- `run(config, *, finished=(), device="cpu")`: yields rows, dictionaries of plain values, each with
+  its `unit`; units in `finished` are left out, and do not change what the others yield. Measured
+  times are in columns that end in `_seconds`: all else is the same at every run.
+- `plot(rows)`: a figure from the rows (a pandas DataFrame) alone.
+- `check(rows)`: key numbers against the expected ones.
+- `TITLE`, `CAPTION`: plain words for the page.
+"""
+
+import importlib
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol, cast
+
+from tacit.errors import InputError
+
+MODULES = {
+    "tradeoff": "tradeoff",
+    "trajectory-deviations": "trajectory_deviations",
+    "early-stopping": "early_stopping",
+    "bootstrap": "bootstrap",
+}
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Check:
+    """A key number beside what is expected of it."""
+
+    label: str
+    value: float
+    expected: str
+    holds: bool
+
+
+class Experiment(Protocol):
+    """What every module of this package exports."""
+
+    Config: type
+    PAPER: Any
+    QUICK: Any
+    TITLE: str
+    CAPTION: str
+    units: Callable[[Any], list[str]]
+    run: Callable[..., Iterator[Row]]
+    plot: Callable[[Any], Any]
+    check: Callable[[Any], list[Check]]
+
+
+def load(name: str) -> Experiment:
+    """The experiment of that name."""
+    if name not in MODULES:
+        raise InputError(f"no experiment {name!r}: there are {', '.join(MODULES)}.")
+    return cast(Experiment, importlib.import_module(f"tacit.experiments.{MODULES[name]}"))
+
+
+def pending(units: list[str], finished: Collection[str]) -> Iterator[str]:
+    """The units that are still to be run."""
+    return (unit for unit in units if unit not in finished)
