@@ -4,8 +4,8 @@ STAMP := .venv/.installed
 
 .PHONY: run test check bench clean
 
-run: $(STAMP)  ## train a small network with a known elastic net and recover both strengths
-	$(BIN)/python examples/elastic_net.py
+run: $(STAMP)  ## all figures at their quick preset, and results/index.html
+	$(BIN)/tacit reproduce --preset quick --out results
 
 test: $(STAMP)  ## all tests, and every code block of README and docs
 	$(BIN)/python -m pytest -q
@@ -25,5 +25,5 @@ clean:
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[experiments,dev]'
 	touch $(STAMP)

@@ -160,9 +160,37 @@ def test_recording_a_loop_equals_its_positions():
 def test_momentum_stretches_the_recorded_time():
     model = tanh_mlp(7)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, gamma=0.5)
     recorder = tacit.record(model, optimizer)
+    X, y = random_data(7)
+    for updates in (1, 2):
+        for _ in range(updates):
+            optimizer.zero_grad()
+            F.mse_loss(model(X), y).backward()
+            optimizer.step()
+            scheduler.step()  # the time is read at the update, not here
+        recorder.step()
+    assert recorder.trajectory().times == pytest.approx([1.0, 0.5 + 0.25])
+
+
+def test_dampening_counts_only_with_momentum():
+    model = tanh_mlp(7)
+    X, y = random_data(7)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, dampening=0.5)
+    recorder = tacit.record(model, optimizer)
+    F.mse_loss(model(X), y).backward()
+    optimizer.step()
     recorder.step()
-    assert recorder.trajectory().times == pytest.approx([1.0])
+    assert recorder.trajectory().times == pytest.approx([0.1])
+
+
+def test_a_reference_of_the_users_own_is_not_changed():
+    model, data, step = tanh_mlp(10), random_data(10), 1e-2
+    kept = {n: torch.zeros_like(p) for n, p in params_of(model).items()}
+    trajectory = tacit.Trajectory.from_positions(descend(model, data, step, 3), step)
+    objective = tacit.Objective(model, F.mse_loss, data)
+    tacit.trajectory_equations(objective, trajectory, [tacit.l2()], reference=lambda *_: kept)
+    assert not any(tensor.any() for tensor in kept.values())
 
 
 def drifting_trajectory(strengths):
@@ -181,6 +209,8 @@ def drifting_trajectory(strengths):
 def test_a_strength_that_moves_is_called_drifting():
     found = drifting_trajectory([0.1 + 0.01 * t for t in range(12)])
     assert "drifting" in {problem.kind for problem in found.problems}
+    stacked = tacit.fit(tacit.stack([found.equations, found.equations]))
+    assert "drifting" in {problem.kind for problem in stacked.problems}
     assert not drifting_trajectory([0.1] * 12).problems
     noisy = [0.1 * (1 + 0.05 * (-1) ** t) for t in range(12)]
     assert "drifting" not in {problem.kind for problem in drifting_trajectory(noisy).problems}

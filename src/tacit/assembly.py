@@ -49,6 +49,11 @@ class Candidates:
                 "as in tacit.l2(scope='*.bias', name='l2 of biases')."
             )
         known = [(strength, r.bind(params)) for r, strength in self.known.items()]
+        again = [n for n, times in Counter(r.name for r in self.known).items() if times > 1]
+        if again:
+            raise InputError(
+                f"several known penalties are named {shorten(again)}: give each its own with name=."
+            )
         for _, column in known:
             if len(column.names) != 1:
                 raise InputError(

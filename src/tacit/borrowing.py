@@ -1,16 +1,17 @@
 """Using a model without changing it: its tensors are swapped for a call, its state put back."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from tacit.losses import BatchMean, Measure
 from tacit.params import Params
+
+Found = TypeVar("Found")
 
 
 class Borrowed(nn.Module):
@@ -20,17 +21,19 @@ class Borrowed(nn.Module):
         super().__init__()
         self.model = model
 
-    def forward(self, measure: Measure, batch: Any, weights: Tensor | None) -> BatchMean:
-        """Measure a batch; called through `evaluate`."""
-        return measure(self.model, batch, weights)
+    def forward(self, function: Callable[[nn.Module], Any]) -> Any:
+        """Call the function on the model; reached through `at`."""
+        return function(self.model)
 
-    def evaluate(
-        self, measure: Measure, params: Params, batch: Any, weights: Tensor | None
-    ) -> BatchMean:
-        """Measure a batch at given parameters, with copies of the buffers."""
+    def at(self, params: Params, function: Callable[[nn.Module], Found]) -> Found:
+        """What a function of the model gives at other parameters, with copies of the buffers.
+
+        Trap: derivatives must be taken inside the function too. Activation checkpointing runs the
+        model once more during backward, and must find the same parameters there.
+        """
         swapped = {f"model.{n}": p for n, p in params.items()}
         swapped |= {f"model.{n}": b.clone() for n, b in self.model.named_buffers()}
-        return functional_call(self, swapped, (measure, batch, weights))
+        return functional_call(self, swapped, (function,))
 
 
 @contextmanager

@@ -16,9 +16,6 @@ from torch.utils.data import WeightedRandomSampler as Weighted
 
 from tacit.errors import InputError
 
-PROBE = 256
-"""Examples that probes look at, where the data is held in tensors."""
-
 
 @dataclass(frozen=True, eq=False)
 class Batches:
@@ -29,8 +26,8 @@ class Batches:
     """How many batches there are, where that is known (for progress alone)."""
     generators: tuple[torch.Generator, ...] = ()
     """Random states of the data's own, which reading must not move."""
-    probe: int | None = None
-    """How many examples of the first batch are enough to probe with, where it can be cut."""
+    sample: Callable[[int], tuple[Any, Tensor | None]] | None = None
+    """At most so many examples from all over the data, where that can be had cheaply."""
 
 
 def open_data(data: Any, *, weights: Tensor | None, batch_size: int) -> Batches:
@@ -80,22 +77,34 @@ def _tensor_batches(data: Any, weights: Tensor | None, batch_size: int) -> Batch
         )
     if count == 0:
         raise InputError("data is empty: its tensors have no rows. Pass at least one example.")
-    if weights is not None:
-        weights = torch.as_tensor(weights)
-        if weights.shape != (count,):
-            raise InputError(
-                f"weights has shape {tuple(weights.shape)} for {count} examples: "
-                f"pass one weight an example, shape ({count},)."
-            )
-        if not torch.isfinite(weights).all() or (weights < 0).any() or not (weights > 0).any():
-            raise InputError("weights must be finite and not negative, with one above zero.")
+    weights = None if weights is None else _checked_weights(weights, count)
 
     def read() -> Iterator[tuple[Any, Tensor | None]]:
         for start in range(0, count, batch_size):
             part = slice(start, start + batch_size)
-            yield cut(data, part), None if weights is None else weights[part]
+            yield cut(data, part, count), None if weights is None else weights[part]
 
-    return Batches(read, -(-count // batch_size), probe=PROBE)
+    def sample(most: int) -> tuple[Any, Tensor | None]:
+        chosen = torch.linspace(0, count - 1, min(most, count)).long()
+        part = apply(data, lambda tensor: tensor[chosen.to(tensor.device)])
+        return part, None if weights is None else weights[chosen.to(weights.device)]
+
+    return Batches(read, -(-count // batch_size), sample=sample)
+
+
+def _checked_weights(weights: Any, count: int) -> Tensor:
+    try:
+        weights = torch.as_tensor(weights)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InputError(f"weights is a {type(weights).__name__}: pass a tensor.") from error
+    if weights.shape != (count,):
+        raise InputError(
+            f"weights has shape {tuple(weights.shape)} for {count} examples: "
+            f"pass one weight an example, shape ({count},)."
+        )
+    if not torch.isfinite(weights).all() or (weights < 0).any() or not (weights > 0).any():
+        raise InputError("weights must be finite and not negative, with one above zero.")
+    return weights
 
 
 def _length(data: Any) -> int | None:
@@ -134,14 +143,27 @@ def _check_loader(loader: DataLoader) -> None:
         )
 
 
-def check_restarts(data: Any) -> None:
-    """Refuse an iterable that hands out the same iterator every time: batches would go missing."""
+def check_restarts(batches: Batches, data: Any) -> None:
+    """Refuse an iterable that can be read only once: batches would go missing unseen.
+
+    Where two readings begin differently it may be shuffled, so both are counted to the end.
+    """
     source = getattr(data, "dataset", data)
-    if isinstance(source, Iterable) and iter(source) is iter(source):
+    if isinstance(source, Dataset) and not isinstance(source, IterableDataset):
+        return
+    again = not isinstance(source, Iterable) or iter(source) is not iter(source)
+    if again:
+        state = torch.get_rng_state()
+        first = next(batches.read(), None)
+        torch.set_rng_state(state)
+        if _same(first, next(batches.read(), None)):
+            return
+        once, twice = (sum(1 for _ in batches.read()) for _ in range(2))
+        again = once == twice
+    if not again:
         raise InputError(
-            f"data is a {type(source).__name__} whose __iter__ gives the same iterator every time, "
-            "so it can be read only once; tacit reads the data more than once. Pass list(data), or "
-            "an object whose __iter__ starts anew."
+            f"data is a {type(source).__name__} that gives its batches only once; tacit reads the "
+            "data more than once. Pass list(data), or an object whose __iter__ starts anew."
         )
 
 
@@ -162,6 +184,8 @@ def check_items(data: Any) -> None:
 
 def _same(a: Any, b: Any) -> bool:
     """Whether two items hold equal tensors; what holds no numbers is taken to be the same."""
+    if type(a) is not type(b):
+        return False
     if isinstance(a, Tensor | np.ndarray):
         # Unequal to themselves are NaN alone, which are refused later, by their own name.
         return a.shape == b.shape and bool(((a == b) | ((a != a) & (b != b))).all())
@@ -170,7 +194,7 @@ def _same(a: Any, b: Any) -> bool:
     if isinstance(a, int | float):
         return a == b or (a != a and b != b)
     if isinstance(a, list | tuple):
-        return all(_same(x, y) for x, y in zip(a, b, strict=True))
+        return len(a) == len(b) and all(_same(x, y) for x, y in zip(a, b, strict=True))
     return True
 
 
@@ -188,27 +212,43 @@ def tensors(batch: Any) -> Iterator[Tensor]:
 
 def move(batch: Any, device: torch.device) -> Any:
     """The batch with its tensors on a device."""
-    return _apply(batch, lambda tensor: tensor.to(device))
+    return apply(batch, lambda tensor: tensor.to(device))
 
 
-def cut(batch: Any, part: slice) -> Any:
-    """Some of the examples of a batch: the same rows of every tensor that has any."""
-    return _apply(batch, lambda tensor: tensor[part] if tensor.ndim else tensor)
+def cut(batch: Any, part: slice, count: int) -> Any:
+    """Some of the examples of a batch: the same rows of every tensor that has one an example."""
+    return apply(batch, lambda t: t[part] if t.ndim and len(t) == count else t)
 
 
-def _apply(batch: Any, function: Callable[[Tensor], Tensor]) -> Any:
+def glue(a: Any, b: Any, counts: tuple[int, int]) -> Any:
+    """The examples of two batches of such counts as one batch; None where they do not fit."""
+    ones, others = list(tensors(a)), list(tensors(b))
+    if [t.shape[1:] for t in ones] != [t.shape[1:] for t in others]:
+        return None
+    rest = iter(others)
+
+    def both(tensor: Tensor) -> Tensor:
+        other = next(rest)
+        rows = (len(tensor), len(other)) if tensor.ndim else (-1, -1)
+        return torch.cat([tensor, other]) if rows == counts else tensor
+
+    return apply(a, both)
+
+
+def apply(batch: Any, function: Callable[[Tensor], Tensor]) -> Any:
+    """A copy of a batch, of its own kind, with a function applied to every tensor in it."""
     if isinstance(batch, Tensor):
         return function(batch)
     if isinstance(batch, Mapping):
         # A copy of its own kind: losses may read a tokenizer's encoding by attribute.
         changed = copy(batch) if isinstance(batch, MutableMapping) else dict(batch)
         for key, value in batch.items():
-            changed[key] = _apply(value, function)
+            changed[key] = apply(value, function)
         return changed
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(_apply(value, function) for value in batch))
+        return type(batch)(*(apply(value, function) for value in batch))
     if isinstance(batch, list | tuple):
-        return type(batch)(_apply(value, function) for value in batch)
+        return type(batch)(apply(value, function) for value in batch)
     return batch
 
 

@@ -43,9 +43,3 @@ def hessian_product(mean: Tensor, leaves: Params, along: Params) -> tuple[Tensor
             "Attention must be able to run on torch's math backend (attn_implementation='sdpa' or "
             "'eager' in Hugging Face models); custom functions need a differentiable backward."
         ) from error
-
-
-def last_digit_moved(p: Tensor, generator: torch.Generator) -> Tensor:
-    """Every entry moved up or down by one relative machine epsilon."""
-    up = torch.randint(0, 2, (p.numel(),), generator=generator, dtype=torch.int8).view(p.shape)
-    return p * (1 + (2 * up.to(p.device, p.dtype) - 1) * torch.finfo(p.dtype).eps)

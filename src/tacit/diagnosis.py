@@ -18,6 +18,10 @@ from tacit.solving import System
 
 SIGNAL = 10.0
 """Targets below this many times the rounding level are no signal."""
+CLEAR = 0.95
+"""… unless the fit explains this much: rounding over many rows follows no column."""
+NOISE, NOISY = 0.5, 0.15
+"""Parts of ‖target‖² that are draws' noise: above the first no signal, above the second noisy."""
 EXPLAINED = 0.5
 """Fits that explain less than this are called unexplained."""
 COLLAPSED = 0.99
@@ -39,11 +43,32 @@ class Evidence:
     equations: Equations
     system: System
     strengths: Tensor
-    target: Tensor
+    targets: Tensor
+    """One column a group of draws, in the rows of the factor."""
     explained: float
     residual_ratio: float
     free: Tensor | None
     """Strengths of the free fit, beside a nonnegative one."""
+
+    @property
+    def target(self) -> Tensor:
+        """The mean over groups of draws."""
+        return self.targets.mean(1)
+
+    @property
+    def noise(self) -> float:
+        """Part of ‖target‖² that is the noise of the draws, from how far the groups disagree."""
+        groups = self.targets.shape[1]
+        if groups == 1 or not self.target.norm():
+            return 0.0
+        spread = (self.targets - self.target[:, None]).square().sum() / (groups * (groups - 1))
+        return float(spread / self.target.square().sum())
+
+    @property
+    def adjusted(self) -> float:
+        """The explained fraction beyond what as many arbitrary columns would explain of noise."""
+        chance = min(1.0, self.system.rank / self.equations.rows)
+        return (self.explained - chance) / (1 - chance) if chance < 1 else 0.0
 
     def contribution(self, strengths: Tensor) -> Tensor:
         """‖λ_k φ_k‖ / ‖target‖."""
@@ -61,6 +86,7 @@ def diagnose(evidence: Evidence) -> tuple[Problem, ...]:
     if silent:
         return (*silent, *_zeros(evidence))
     checks = (
+        _noisy,
         _unexplained,
         _undetermined,
         _collapsed,
@@ -76,19 +102,33 @@ def diagnose(evidence: Evidence) -> tuple[Problem, ...]:
 
 def _no_signal(e: Evidence) -> Iterator[Problem]:
     length, floor = float(e.target.norm()), e.equations.floor
-    if length <= SIGNAL * floor or length == 0:
+    # Rounding has no direction: what a few columns explain in many rows is not rounding.
+    if length == 0 or (length <= SIGNAL * floor and e.adjusted < CLEAR):
         yield Problem(
             "no signal",
-            f"The target's norm {length:.2g} is at the level of rounding ({floor:.2g}): there is "
-            "nothing here to match, whatever was done in training.",
+            f"The target's norm {length:.2g} is at the level of rounding ({floor:.2g}), and these "
+            "regularizers do not account for it: there is nothing here to match.",
             "Evaluate in float64; with the training loss near zero, look at an earlier point or "
             "at the trajectory. It does not mean that there was no regularization.",
         )
-    elif e.explained == 0 and e.equations.targets > 1:
+    elif e.noise > NOISE:
         yield Problem(
             "no signal",
-            "The groups of draws do not agree on any target: it is the noise of the draws.",
-            "Pass more draws to the technique's objective.",
+            f"{min(e.noise, 1):.0%} of the target's squared norm is the noise of the draws: the "
+            "groups do not agree on a target.",
+            "Pass more draws to the technique's objective: the noise falls as one over their "
+            "number.",
+        )
+
+
+def _noisy(e: Evidence) -> Iterator[Problem]:
+    if e.noise > NOISY:
+        yield Problem(
+            "noisy",
+            f"{e.noise:.0%} of the target's squared norm is the noise of the draws: strengths and "
+            "shares are uncertain by as much.",
+            "Pass more draws to the technique's objective, until it is below 5 %.",
+            e.equations.names,
         )
 
 
@@ -225,34 +265,40 @@ def _indefinite(e: Evidence) -> Iterator[Problem]:
 
 
 def _drifting(e: Evidence) -> Iterator[Problem]:
-    """A trend of the strengths over the steps of one trajectory, against their scatter."""
-    if len(e.equations.sources) != 1 or e.equations.sources[0].steps < 8:
-        return
-    steps = e.equations.sources[0].steps
+    """A trend of the strengths over the steps of a trajectory, against their scatter."""
+    for number, source in enumerate(e.equations.sources):
+        values = _by_step(e, number, source.steps) if source.steps >= 8 else None
+        if values is None:
+            continue
+        time = torch.linspace(-0.5, 0.5, len(values), dtype=values.dtype)[:, None]
+        mean, spread = values.mean(0), float(time.square().sum())
+        trend = (time * values).sum(0) / spread
+        scatter = (values - mean - time * trend).square().sum(0) / (len(values) - 2)
+        clear = trend.abs() > 4 * (scatter / spread).sqrt()
+        drifting = clear & (trend.abs() > DRIFT * mean.abs())
+        drifting &= e.contribution(e.strengths) > MATERIAL
+        for index in torch.nonzero(drifting)[:, 0].tolist():
+            name = e.equations.names[index]
+            first, last = (float(mean[index] + sign * trend[index] / 2) for sign in (-1, 1))
+            yield Problem(
+                "drifting",
+                f"The strength of {name} moves from {first:.3g} to {last:.3g} over the trajectory: "
+                "one number stands for none of it.",
+                "Fit shorter pieces, or each step, and report how it changes.",
+                (name,),
+            )
+
+
+def _by_step(e: Evidence, source: int, steps: int) -> Tensor | None:
+    """The strengths of every step alone, or None where a step does not determine them."""
     found = []
     for step in range(steps):
-        part = e.equations.step(0, step).factor()
+        part = e.equations.step(source, step).factor()
         system = System(part[:, : len(e.strengths)])
         if system.rank < len(e.strengths):
-            return
+            return None
         found.append(system.solve(part[:, len(e.strengths) :].mean(1, keepdim=True))[:, 0])
-    values = torch.stack(found)
-    time = torch.linspace(-0.5, 0.5, steps, dtype=values.dtype)[:, None]
-    mean, spread = values.mean(0), float(time.square().sum())
-    trend = (time * values).sum(0) / spread
-    scatter = (values - mean - time * trend).square().sum(0) / (steps - 2)
-    clear = trend.abs() > 4 * (scatter / spread).sqrt()
-    drifting = clear & (trend.abs() > DRIFT * mean.abs())
-    drifting &= e.contribution(e.strengths) > MATERIAL
-    for index in torch.nonzero(drifting)[:, 0].tolist():
-        first, last = (float(mean[index] + sign * trend[index] / 2) for sign in (-1, 1))
-        yield Problem(
-            "drifting",
-            f"The strength of {e.equations.names[index]} moves from {first:.3g} to {last:.3g} over "
-            "the trajectory: one number stands for none of it.",
-            "Fit shorter pieces, or each step, and report how it changes.",
-            (e.equations.names[index],),
-        )
+    return torch.stack(found)
 
 
 def _zeros(e: Evidence) -> Iterator[Problem]:

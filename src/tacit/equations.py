@@ -44,6 +44,8 @@ class Source:
     loss_value: float | None = None
     steps: int = 1
     known: dict[str, float] = field(default_factory=dict)
+    layer: str = ""
+    """The layer that the equations were cut down to, if any."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,7 +109,8 @@ class Equations:
         if label not in self.layers:
             raise InputError(f"no layer {label!r}: there are {', '.join(self.layers)}.")
         blocks = tuple(block for block in self.blocks if block.layer == label)
-        part = replace(self, blocks=blocks)
+        sources = tuple(replace(source, layer=label) for source in self.sources)
+        part = replace(self, blocks=blocks, sources=sources)
         norms = part.factor()[:, : len(self.names)].norm(dim=0)
         return part.only([j for j, length in enumerate(norms.tolist()) if length > 0])
 

@@ -11,8 +11,8 @@ class InputError(ValueError):
 class Problem:
     """A reason not to trust a fit, in words a reader can act on.
 
-    `kind` is one of: no signal, unexplained, underdetermined, collinear, collapsed, vanishing,
-    negative, indefinite, zeros, drifting. `names` are the strengths that it concerns.
+    `kind` is one of: no signal, noisy, unexplained, underdetermined, collinear, collapsed,
+    vanishing, negative, indefinite, zeros, drifting. `names` are the strengths that it concerns.
     """
 
     kind: str

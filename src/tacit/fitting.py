@@ -38,7 +38,7 @@ class Fit:
     inflation: Mapping[str, float]
     """How many times the other columns inflate the variance of a strength."""
     gradient_norm: float
-    """‖∇L‖ at the point (root mean square over several)."""
+    """‖∇L‖ at the point over all parameters, in a layer's fit too (root mean square of several)."""
     rank: int
     """How many combinations of the strengths the equations determine."""
     rows: int
@@ -109,7 +109,7 @@ def fit(equations: Equations, *, nonnegative: bool = False) -> Fit:
         equations=equations,
         system=system,
         strengths=strengths,
-        target=target,
+        targets=targets,
         explained=float(shares.sum()),
         residual_ratio=_ratio(float((target - fitted).norm()), float(target.norm())),
         free=None if free is None else system.solve(target[:, None])[:, 0],
@@ -148,6 +148,8 @@ def _check(equations: Equations, nonnegative: bool) -> None:
             "there are no equations: every row was left out at a kink (all parameters exactly zero "
             "under l1, say). Widen rows=, or use smooth_l1."
         )
+    if not isinstance(nonnegative, bool):
+        raise InputError(f"nonnegative is {nonnegative!r}: pass True or False.")
     if nonnegative and any(family.kind == "symmetric" for family in equations.families):
         raise InputError(
             "nonnegative=True with symmetric(): off-diagonal strengths of a penalty may well be "

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from tacit.data import tensors
+from tacit.data import apply, tensors
 from tacit.errors import InputError
 
 Loss = Callable[[Any, Any], Tensor]
@@ -30,7 +30,7 @@ def from_mean(loss: Loss) -> Measure:
     def measure(model: nn.Module, batch: Any, weights: Tensor | None) -> BatchMean:
         inputs, target = split(batch)
         output = model(*inputs)
-        count = _examples(inputs, target)
+        count = examples(batch)
         if weights is not None:
             # Weights need each example's own loss: the mean-reduced loss of a batch of one.
             return _weighted(_one_by_one(loss, output, target), weights)
@@ -51,7 +51,7 @@ def from_units(batch_loss: BatchLoss) -> Measure:
 
     def measure(model: nn.Module, batch: Any, weights: Tensor | None) -> BatchMean:
         losses = batch_loss(model, batch)
-        if isinstance(losses, tuple):
+        if isinstance(losses, tuple) and len(losses) == 2 and isinstance(losses[1], Tensor):
             if weights is not None:
                 raise InputError(
                     "weights were given twice: by weights= and by batch_loss. Leave one out."
@@ -88,7 +88,9 @@ def split(batch: Any) -> tuple[tuple[Any, ...], Any]:
     return tuple(inputs), target
 
 
-def _examples(inputs: Any, target: Any) -> int:
+def examples(batch: Any) -> int:
+    """How many examples a batch (inputs, …, target) holds."""
+    inputs, target = split(batch)
     sizes = [len(t) for t in tensors(target) if t.ndim]
     if not sizes:
         raise InputError(
@@ -106,23 +108,21 @@ def _examples(inputs: Any, target: Any) -> int:
 
 def _one_by_one(loss: Loss, output: Any, target: Any) -> Tensor:
     def alone(output: Any, target: Any) -> Tensor:
-        return loss(_batch_of_one(output), _batch_of_one(target))
+        return loss(*(apply(value, lambda t: t.unsqueeze(0)) for value in (output, target)))
 
-    losses = torch.func.vmap(alone)(output, target)
+    try:
+        losses = torch.func.vmap(alone)(output, target)
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise InputError(
+            f"the loss cannot be taken of one example at a time, which weights= needs ({error}). "
+            "Use Objective.from_batch_loss and return (losses, weights)."
+        ) from error
     if losses.ndim != 1:
         raise InputError(
             f"the loss of one example has shape {tuple(losses.shape[1:])}: with weights= the loss "
             "must be mean-reduced to a scalar."
         )
     return losses
-
-
-def _batch_of_one(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return value.unsqueeze(0)
-    if isinstance(value, dict):
-        return {key: _batch_of_one(v) for key, v in value.items()}
-    return type(value)(_batch_of_one(v) for v in value)
 
 
 def _weighted(losses: Tensor, weights: Tensor) -> BatchMean:

@@ -20,8 +20,9 @@ from tacit.flow import Reference, euler, rk4
 from tacit.losses import Loss
 from tacit.objective import Objective
 from tacit.params import Params, Scope, norm, select, square_norm, wide
+from tacit.probes import coarsest
 from tacit.regularizers import Regularizer
-from tacit.trajectory import Trajectory
+from tacit.trajectory import Trajectory, check_alike
 
 
 def estimate(
@@ -161,13 +162,15 @@ def trajectory_equations(
         params = objective.point(point, what="a trajectory's point")
         bound = candidates.bind(params)
         families, names = bound.families, bound.columns.names
-        target = reference(objective, params, time)
-        lengths.append(norm(target) / time)
-        for name, tensor in target.items():
-            tensor.sub_(wide(moved[name]).to(tensor.device)).div_(time)
-        floors = {
-            n: torch.finfo(p.dtype).eps * math.sqrt(square_norm(p)) / time for n, p in point.items()
+        ahead = reference(objective, params, time)
+        check_alike(ahead, params, "the reference displacement")
+        lengths.append(norm(ahead) / time)
+        target = {
+            n: (wide(ahead[n]) - wide(moved[n].detach()).to(wide(ahead[n]).device)) / time
+            for n in params
         }
+        eps = torch.finfo(coarsest(*params.values(), *point.values())).eps
+        floors = {n: eps * math.sqrt(square_norm(p)) / time for n, p in params.items()}
         blocks += assemble(params, bound, [target], floors=floors, rows=chosen, step=step)
     source = Source(
         mode="trajectory",

@@ -1,29 +1,22 @@
 """A model, a loss and data as functions of the parameters: value, gradient, Hessian products."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from tacit import derivatives, probes
-from tacit.borrowing import Borrowed, mode
-from tacit.data import (
-    check_items,
-    check_restarts,
-    cut,
-    forked_randomness,
-    move,
-    open_data,
-    seed_devices,
-)
+from tacit.borrowing import Borrowed
+from tacit.data import check_items, check_restarts, cut, glue, open_data
 from tacit.errors import InputError
-from tacit.losses import BatchLoss, BatchMean, Loss, Measure, from_mean, from_units
-from tacit.params import Params, check_finite, check_params, trainable, zeros
-from tacit.progress import track
+from tacit.losses import BatchLoss, Loss, Measure, examples, from_mean, from_units, split
+from tacit.params import Params, aliases, check_finite, check_params, trainable, zeros
+from tacit.streaming import Stream
+
+PROBE = 256
+"""Examples of a batch that probes look at, where batches can be cut."""
 
 
 class Objective:
@@ -62,12 +55,10 @@ class Objective:
         draws: int = 1,
         seed: int = 0,
     ):
-        self._borrow(model, loss, training=training, draws=draws, seed=seed)
-        self._measure: Measure = from_mean(loss)
-        self._masks = False
-        self._open(data, weights, batch_size)
-        if weights is None:
-            self._check_mean_reduced()
+        self._check_arguments(model, loss, training=training, draws=draws, seed=seed)
+        self._mean_reduced = True
+        self._open(data, weights, batch_size, from_mean(loss))
+        self._check_mean_reduced(self._first[0])
 
     @classmethod
     def from_batch_loss(
@@ -89,31 +80,15 @@ class Objective:
         return (losses, weights); L is then the weighted mean.
         """
         self = cls.__new__(cls)
-        self._borrow(model, batch_loss, training=training, draws=draws, seed=seed)
-        self._measure = from_units(batch_loss)
-        self._masks = True  # a whole batch may carry additive attention masks, -inf by right
-        self._open(data, weights, batch_size)
+        self._check_arguments(model, batch_loss, training=training, draws=draws, seed=seed)
+        self._mean_reduced = False
+        self._open(data, weights, batch_size, from_units(batch_loss))
         return self
 
     @property
     def params(self) -> Params:
         """The model's trainable parameters as they are now, tied ones once; not copies."""
         return trainable(self.model)
-
-    def point(self, params: Mapping[str, Tensor] | None = None, *, what: str = "params") -> Params:
-        """Parameters to evaluate at: those given, checked, or the model's own.
-
-        Frozen and tied parameters may be among those given if they are as in the model.
-        """
-        own = self.params
-        if params is None:
-            check_finite(own, what="the model's value")
-            return own
-        if isinstance(params, Mapping):
-            named = self.model.named_parameters(remove_duplicate=False)
-            fixed = {n: p for n, p in named if n not in own}
-            params = {n: p for n, p in params.items() if n not in fixed or not _equal(p, fixed[n])}
-        return check_params(params, own, what=what)
 
     @property
     def count(self) -> int:
@@ -122,10 +97,24 @@ class Objective:
             self.value()
         return self._count or 0
 
+    def point(self, params: Mapping[str, Tensor] | None = None, *, what: str = "params") -> Params:
+        """Parameters to evaluate at: those given, checked, or the model's own.
+
+        Frozen parameters and other names of tied ones may be among them if they agree.
+        """
+        own = self.params
+        if params is None:
+            check_finite(own, what="the model's value")
+            return own
+        if isinstance(params, Mapping):
+            same = aliases(self.model, params)
+            params = {n: p for n, p in params.items() if n not in same}
+        return check_params(params, own, what=what)
+
     def value(self, params: Mapping[str, Tensor] | None = None) -> float:
         """L(θ)."""
         with torch.no_grad():
-            return self._stream(self.point(params), lambda mean, weight: None)[0]
+            return self._run(self.point(params), lambda mean, weight: None)[0]
 
     def gradient(self, params: Mapping[str, Tensor] | None = None) -> Params:
         """∇L(θ), in float64."""
@@ -137,7 +126,7 @@ class Objective:
     ) -> tuple[float, Params]:
         """L(θ) and ∇L(θ) in one pass; `draws` says which of the draws to average."""
         leaves = derivatives.leaves(self.point(params))
-        return self._sum_vectors(
+        return self._mean_vector(
             leaves, lambda mean: derivatives.gradient(mean, leaves), draws=draws
         )
 
@@ -150,7 +139,7 @@ class Objective:
         along = check_params(direction, leaves, what="direction")
         # Fused attention kernels have no double backward; the math path has.
         with sdpa_kernel(SDPBackend.MATH):
-            return self._sum_vectors(
+            return self._mean_vector(
                 leaves, lambda mean: derivatives.hessian_product(mean, leaves, along)
             )[1]
 
@@ -159,24 +148,51 @@ class Objective:
         """How far ∇L moves, on the first examples, when every weight moves by its last digit.
 
         A gradient is not known better than this, however many digits it prints: it is the level
-        at which a target counts as no signal.
+        at which a target counts as no signal. The digit is that of the coarsest arithmetic at
+        work, autocast included.
         """
-        params = self.point(params)
-        generator = torch.Generator().manual_seed(0)
-        moved = {n: derivatives.last_digit_moved(p, generator) for n, p in params.items()}
-        batch, weights = self._first
-        with self._ready(training=self.training), torch.enable_grad():
-            ends = []
-            for point in (params, moved):
+        here = self.point(params)
+        batch, weights = self._stream.moved(self._first)
+        moved = probes.moved_by_last_digit(here)
+        found = []
+        with self._stream.ready(training=self.training), torch.enable_grad():
+            for point in (here, moved):
                 leaves = derivatives.leaves(point)
-                mean = self._evaluate(leaves, batch, weights, draw=0, index=0).mean
-                ends.append(derivatives.gradient(mean, leaves))
-        pairs = zip(params, *ends, strict=True)
-        return {n: torch.zeros(()) if a is None or b is None else b.sub_(a) for n, a, b in pairs}
+                self._stream.evaluate(
+                    leaves, batch, weights, draw=0,
+                    use=lambda mean, _, leaves=leaves: found.append(
+                        derivatives.gradient(mean, leaves)
+                    ),
+                )  # fmt: skip
+        return {
+            n: p.new_zeros(p.shape) if a is None or b is None else b.sub_(a)
+            for (n, p), a, b in zip(here.items(), *found, strict=True)
+        }
 
-    # Set-up and its checks.
+    def predictions(self, *points: Mapping[str, Tensor]) -> tuple[list[Tensor], Any]:
+        """Outputs for all examples at each point, in eval mode, and the last batch's target.
 
-    def _borrow(
+        One pass for all points, because a shuffling loader changes its order with every pass.
+        """
+        outputs: list[list[Any]] = [[] for _ in points]
+        where, target = [self.point(p) for p in points], None
+        with self._stream.ready(training=False), torch.no_grad():
+            for batch, _ in self._stream.read():
+                for params, held in zip(where, outputs, strict=True):
+                    output = None
+                    if self._mean_reduced:
+                        inputs, target = split(batch)
+                        output = Borrowed(self.model).at(params, lambda m, i=inputs: m(*i))
+                    if not isinstance(output, Tensor):
+                        raise InputError(
+                            "predictions need model(*inputs) to be one tensor, from Objective("
+                            "model, loss, data). Pass outputs=, a function from parameters to "
+                            "predictions."
+                        )
+                    held.append(output)
+        return [torch.cat(held) for held in outputs], target
+
+    def _check_arguments(
         self, model: nn.Module, loss: Any, *, training: bool, draws: int, seed: int
     ) -> None:
         if not isinstance(model, nn.Module):
@@ -189,123 +205,98 @@ class Objective:
                 f"the loss is a {type(loss).__name__}: pass a function, such as "
                 "torch.nn.functional.cross_entropy."
             )
+        if not isinstance(training, bool):
+            raise InputError(f"training is {training!r}: pass True or False.")
         for name, number, least in (("draws", draws, 1), ("seed", seed, 0)):
             if isinstance(number, bool) or not isinstance(number, int) or number < least:
                 raise InputError(f"{name} is {number!r}: pass a whole number, at least {least}.")
         self.model, self.training, self.draws, self.seed = model, training, draws, seed
         self.loss_name: str = getattr(loss, "__name__", type(loss).__name__)
-        self._borrowed = Borrowed(model)
         self._count: int | None = None
-        self._devices = {p.device for p in model.parameters()}
         self.point()
 
-    def _open(self, data: Any, weights: Tensor | None, batch_size: int) -> None:
-        self._batches = open_data(data, weights=weights, batch_size=batch_size)
+    def _open(self, data: Any, weights: Tensor | None, batch_size: int, measure: Measure) -> None:
+        """Check the data, and probe the objective on its first examples."""
+        batches = open_data(data, weights=weights, batch_size=batch_size)
         params = self.params
-        with self._ready(training=self.training), torch.no_grad():
-            check_restarts(data)
+        self._stream = Stream(
+            self.model,
+            measure,
+            batches,
+            self.loss_name,
+            masks=not self._mean_reduced,
+            training=self.training,
+            draws=self.draws,
+            seed=self.seed,
+        )
+        with self._stream.ready(training=self.training), torch.no_grad():
             check_items(data)
-            first = next(self._read(), None)
+            check_restarts(batches, data)
+            first = next(self._stream.read(), None)
             if first is None:
                 raise InputError("data is empty: it yields no batch. Pass at least one example.")
-            first = first if self._batches.probe is None else cut(first, slice(self._batches.probe))
-            self._first, (batch, weights) = first, first
+            sample = None if batches.sample is None else batches.sample(PROBE)
+            if sample is not None and not probes.not_finite(sample, masks=True):
+                first = self._stream.moved(sample)
+            elif self._mean_reduced:
+                first = cut(first, slice(PROBE), examples(first[0]))
+            self._first: tuple[Any, Tensor | None] = first
             try:
-                evaluate = self._evaluate
                 probes.check_deterministic(
-                    lambda: evaluate(params, batch, weights, draw=0, index=0).mean,
+                    lambda: self._stream.evaluate(params, *first, draw=0).mean,
                     training=self.training,
                 )
             except Exception as error:
-                probes.explain_failure(error, batch, params)
+                probes.explain_failure(error, first[0], params)
                 raise
 
-    def _check_mean_reduced(self) -> None:
-        batch, _ = self._first
-        params = self.params
-        with self._ready(training=False), torch.no_grad():
-            whole = self._evaluate(params, batch, None)
+    def _check_mean_reduced(self, batch: Any) -> None:
+        """Refuse a loss that is not a mean over the examples of this batch."""
+        params, evaluate = self.params, self._stream.evaluate
+        with self._stream.ready(training=False), torch.no_grad():
+            whole = evaluate(params, batch, None)
             probes.check_loss(whole.mean, 0)
-            if self.training and not self._evaluate(params, batch, None).mean.isclose(whole.mean):
+            if self.training and not evaluate(params, batch, None).mean.isclose(whole.mean):
                 return  # noise that eval mode does not stop: halves cannot be compared
-            precision = probes.coarsest(whole.mean, *params.values())
             probes.check_mean_reduced(
-                lambda part: self._evaluate(params, cut(batch, part), None).mean,
+                lambda part: evaluate(params, cut(batch, part, whole.units), None).mean,
                 whole.units,
-                precision=precision,
+                precision=probes.coarsest(whole.mean, *params.values()),
             )
 
-    # Streaming.
-
-    @contextmanager
-    def _ready(self, *, training: bool) -> Iterator[None]:
-        """The model in the right mode and a forked random state; both are put back."""
-        forked = forked_randomness(self._devices, self._batches.generators)
-        with forked, mode(self.model, training=training):
-            yield
-
-    def _read(self) -> Iterator[tuple[Any, Tensor | None]]:
-        device = next(iter(self.params.values())).device
-        batches = track(self._batches.read(), total=self._batches.length, label=self.loss_name)
-        for index, (batch, weights) in enumerate(batches):
-            moved = move(batch, device)
-            probes.check_batch(moved, index, masks=self._masks)
-            yield moved, None if weights is None else weights.to(device)
-
-    def _evaluate(
-        self,
-        params: Params,
-        batch: Any,
-        weights: Tensor | None,
-        *,
-        draw: int | None = None,
-        index: int = 0,
-    ) -> BatchMean:
-        """The mean loss of one batch; a draw's randomness depends on (seed, draw, batch) alone."""
-        if self.training and draw is not None:
-            state = np.random.SeedSequence([self.seed, draw, index]).generate_state(1, np.uint64)
-            seed_devices(int(state[0]) >> 1, self._devices)
-        return self._borrowed.evaluate(self._measure, params, batch, weights)
-
-    def _stream(
+    def _run(
         self,
         params: Params,
         use: Callable[[Tensor, float], None],
         *,
         draws: Sequence[int] | None = None,
     ) -> tuple[float, float]:
-        """Hand every batch's mean loss and weight to `use`; the overall mean and weight."""
-        draws = range(self.draws if self.training else 1) if draws is None else draws
-        total, weight, count = 0.0, 0.0, 0
-        with self._ready(training=self.training):
-            for index, (batch, weights) in enumerate(self._read()):
-                part = BatchMean(torch.zeros(()), 0.0, 0)
-                for draw in draws:
-                    part = self._evaluate(params, batch, weights, draw=draw, index=index)
-                    probes.check_loss(part.mean, index)
-                    use(part.mean, part.weight / len(draws))
-                    total += float(part.mean.detach()) * part.weight / len(draws)
-                weight, count = weight + part.weight, count + part.units
-        self._remember(count, weight)
-        return total / weight, weight
-
-    def _remember(self, count: int, weight: float) -> None:
-        if self._count not in (None, count) or not weight:
+        """One pass over the data: the mean loss and the weight behind it."""
+        value, weight, units, last = self._stream.run(params, use, draws=draws)
+        if self._count not in (None, units):
             raise InputError(
-                f"the data gave {count} examples of total weight {weight:g}, where an earlier "
-                f"pass gave {self._count}: tacit reads the data more than once. Pass data that "
-                "starts anew and stays the same, such as a list of batches."
+                f"the data gave {units} examples, where an earlier pass gave {self._count}: tacit "
+                "reads the data more than once. Pass data that starts anew and stays the same, "
+                "such as a list of batches."
             )
-        self._count = count
+        if self._count is None and self._mean_reduced and self._stream.batches.sample is None:
+            # Class weights or padding may show only between batches that differ.
+            some = cut(last, slice(PROBE), examples(last))
+            first = self._stream.moved(self._first[0])
+            mixed = glue(first, some, (examples(first), examples(some)))
+            if mixed is not None:
+                self._check_mean_reduced(mixed)
+        self._count = units
+        return value, weight
 
-    def _sum_vectors(
+    def _mean_vector(
         self,
         leaves: Params,
         vectors: Callable[[Tensor], Sequence[Tensor | None]],
         *,
         draws: Sequence[int] | None = None,
     ) -> tuple[float, Params]:
-        """The weighted mean over batches of a vector of each batch's mean loss, in float64."""
+        """L, and the weighted mean over batches of a vector of each batch's loss, in float64."""
         sums = zeros(leaves)
 
         def add(mean: Tensor, weight: float) -> None:
@@ -314,12 +305,8 @@ class Objective:
                     total.add_(part.to(total.device), alpha=weight)
 
         with torch.enable_grad():
-            value, weight = self._stream(leaves, add, draws=draws)
+            value, weight = self._run(leaves, add, draws=draws)
         for total in sums.values():
             total.div_(weight)
         check_finite(sums, what="the derivative of the loss")
         return value, sums
-
-
-def _equal(a: Any, b: Tensor) -> bool:
-    return isinstance(a, Tensor) and a.shape == b.shape and bool((a.to(b) == b).all())

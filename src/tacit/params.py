@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterable, Mapping
 from fnmatch import fnmatchcase
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -35,7 +36,27 @@ def trainable(model: nn.Module) -> Params:
 
 def layer_of(name: str) -> str:
     """The module that owns a parameter: `blocks.0.mlp` for `blocks.0.mlp.weight`."""
-    return name.rpartition(".")[0] or ROOT
+    module, parametrised, _ = f".{name}".partition(".parametrizations.")
+    return (module if parametrised else module.rpartition(".")[0])[1:] or ROOT
+
+
+def aliases(model: nn.Module, given: Mapping[str, Tensor]) -> set[str]:
+    """Given names that say nothing new: frozen ones as in the model, tied ones as their owner."""
+    owners = {id(p): n for n, p in model.named_parameters()}
+    found = set()
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        owner = owners[id(parameter)]
+        if name not in given or (parameter.requires_grad and owner == name):
+            continue
+        expected = given.get(owner, parameter) if parameter.requires_grad else parameter
+        if _equal(given[name], expected):
+            found.add(name)
+    return found
+
+
+def _equal(a: Any, b: Any) -> bool:
+    tensors = isinstance(a, Tensor) and isinstance(b, Tensor)
+    return tensors and a.shape == b.shape and bool((a.to(b) == b).all())
 
 
 def select(names: Iterable[str], scope: Scope, *, what: str) -> tuple[str, ...]:

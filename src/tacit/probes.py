@@ -12,16 +12,22 @@ from tacit.errors import InputError
 
 def check_batch(batch: Any, index: int, *, masks: bool) -> None:
     """Refuse NaN and infinities in a batch; `masks` lets -inf pass (additive attention masks)."""
+    if bad := not_finite(batch, masks=masks):
+        raise InputError(
+            f"data holds {bad} NaN or infinite values in batch {index} (counted from 0): drop or "
+            "impute those examples."
+        )
+
+
+def not_finite(batch: Any, *, masks: bool) -> int:
+    """How many numbers of a batch are NaN or infinite; `masks` lets -inf pass."""
+    total = 0
     for tensor in tensors(batch):
         # One read of the data: a sum is finite only where every term is.
-        if not tensor.is_floating_point() or torch.isfinite(tensor.sum()):
-            continue
-        bad = torch.isnan(tensor) | torch.isposinf(tensor) if masks else ~torch.isfinite(tensor)
-        if bad.any():
-            raise InputError(
-                f"data holds {int(bad.sum())} NaN or infinite values in batch {index} (counted "
-                "from 0): drop or impute those examples."
-            )
+        if tensor.is_floating_point() and not torch.isfinite(tensor.sum()):
+            bad = torch.isnan(tensor) | torch.isposinf(tensor) if masks else ~torch.isfinite(tensor)
+            total += int(bad.sum())
+    return total
 
 
 def check_loss(mean: Tensor, index: int) -> None:
@@ -85,7 +91,7 @@ def check_mean_reduced(
 def explain_failure(error: Exception, batch: Any, params: dict[str, Tensor]) -> None:
     """Turn torch's complaint about unequal dtypes into one that says what to do."""
     wanted = next(iter(params.values())).dtype
-    given = {t.dtype for t in tensors(batch) if t.is_floating_point()} - {wanted}
+    given = {t.dtype for t in tensors(batch)} - {wanted}
     if isinstance(error, RuntimeError) and "type" in str(error) and given:
         raise InputError(
             f"the data is {', '.join(map(str, given))} and the model is {wanted}: cast one to the "
@@ -100,3 +106,14 @@ def coarsest(*tensors: Tensor) -> torch.dtype:
     if torch.is_autocast_enabled(kind):
         dtypes.append(torch.get_autocast_dtype(kind))
     return max(dtypes, key=lambda dtype: torch.finfo(dtype).eps)
+
+
+def moved_by_last_digit(params: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Every entry moved up or down, at random, by one epsilon of the coarsest dtype at work."""
+    eps = torch.finfo(coarsest(*params.values())).eps
+    generator = torch.Generator().manual_seed(0)
+    moved = {}
+    for name, p in params.items():
+        up = torch.randint(0, 2, (p.numel(),), generator=generator, dtype=torch.int8).view(p.shape)
+        moved[name] = p * (1 + (2 * up.to(p.device, p.dtype) - 1) * eps)
+    return moved

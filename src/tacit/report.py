@@ -2,8 +2,10 @@
 
 import math
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
+
+from tacit.params import shorten
 
 if TYPE_CHECKING:
     from tacit.equations import Source
@@ -33,22 +35,33 @@ def _header(fit: "Fit") -> list[str]:
     title = f"tacit: {' + '.join(modes)} equations"
     if len(sources) > 1:
         title += f", {len(sources)} stacked"
+    if first.layer:
+        title += f", layer {first.layer}"
     if fit.nonnegative:
         title += ", strengths ≥ 0"
-    known = ", ".join(f"{name} = {value:g}" for name, value in first.known.items())
+    known = _agreed(
+        ", ".join(f"{name} = {value:g}" for name, value in source.known.items()) or "no penalties"
+        for source in sources
+    )
     entries = {
         "target": "; ".join(TARGETS.get(mode, mode) for mode in modes),
         "loss": _loss(sources),
-        "examples": f"{first.examples:,}",
+        "examples": _agreed(f"{source.examples:,}" for source in sources),
         "parameters": (
             f"{first.parameters:,} used in {first.tensors} tensor{'s' * (first.tensors != 1)}, "
             f"{first.frozen:,} frozen, "
             f"{first.tied} tied; {first.dtype}"
         ),
         "equations": f"{fit.rows:,}" + (f" over {first.steps} steps" if first.steps > 1 else ""),
-        "known": known or "no penalties",
+        "known": known,
     }
     return [title, *(f"{label:<11}{text}" for label, text in entries.items())]
+
+
+def _agreed(texts: Iterable[str]) -> str:
+    """What all sources say, or each in turn where they differ."""
+    different = list(dict.fromkeys(texts))
+    return different[0] if len(different) == 1 else "differ: " + shorten(different, most=3)
 
 
 def _loss(sources: Sequence["Source"]) -> str:

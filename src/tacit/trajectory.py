@@ -7,7 +7,7 @@ from itertools import pairwise
 from numbers import Real
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from tacit.errors import InputError
 from tacit.params import Params, check_finite, trainable, wide
@@ -26,6 +26,12 @@ class Trajectory:
     times: Sequence[float]
 
     def __post_init__(self) -> None:
+        for part in (self.points, self.displacements, self.times):
+            if not isinstance(part, Sequence):
+                raise InputError(
+                    f"a trajectory was given a {type(part).__name__}: pass three lists, of points, "
+                    "displacements and times."
+                )
         sizes = (len(self.points), len(self.displacements), len(self.times))
         if len(set(sizes)) > 1:
             raise InputError(
@@ -37,8 +43,8 @@ class Trajectory:
             raise InputError("a trajectory without steps: pass at least one displacement.")
         _check_times(self.times)
         for step, (point, moved) in enumerate(zip(self.points, self.displacements, strict=True)):
-            _check_alike(point, self.points[0], f"point {step}")
-            _check_alike(moved, self.points[0], f"displacement {step}")
+            check_alike(point, self.points[0], f"point {step}")
+            check_alike(moved, self.points[0], f"displacement {step}")
 
     def __len__(self) -> int:
         return len(self.points)
@@ -61,7 +67,7 @@ class Trajectory:
                 "given: pass one a step, or a single number."
             )
         for number, position in enumerate(positions):
-            _check_alike(position, positions[0], f"position {number}")
+            check_alike(position, positions[0], f"position {number}")
         pairs = pairwise(positions)
         displacements = []
         for number, (start, end) in enumerate(pairs):
@@ -81,19 +87,35 @@ class Recorder:
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer | None = None):
         if optimizer is not None:
             _check_optimizer(optimizer)
-        self._model, self._optimizer = model, optimizer
+        self._model = model
+        self._elapsed: float | None = None
+        if optimizer is not None:
+            self._elapsed = 0.0
+            _flow_time(optimizer)  # refused here rather than at the first update
+            # At the update itself: a schedule may have changed the step size by the next line.
+            optimizer.register_step_post_hook(self._count_time)
         self._last = _copy(model)
         self._steps: list[tuple[Params, Params, float]] = []
 
+    def _count_time(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        self._elapsed = (self._elapsed or 0.0) + _flow_time(optimizer)
+
     def step(self, step_size: float | None = None) -> None:
-        """Record one update; its flow time is `step_size`, or read from the optimizer."""
+        """Record where the model is now; the flow time since is `step_size`, or the optimizer's.
+
+        With an optimizer, several updates (an epoch) may lie between two calls.
+        """
         if step_size is None:
-            if self._optimizer is None:
+            if self._elapsed is None:
                 raise InputError(
                     "recorder.step() does not know the step size: pass it, or make the recorder "
                     "with tacit.record(model, optimizer)."
                 )
-            step_size = _flow_time(self._optimizer)
+            if not self._elapsed:
+                raise InputError(
+                    "recorder.step() was called before any update: call it after optimizer.step()."
+                )
+            step_size, self._elapsed = self._elapsed, 0.0
         _check_times([step_size])
         here = _copy(self._model)
         self._steps.append((self._last, _difference(here, self._last), float(step_size)))
@@ -133,7 +155,15 @@ def _check_optimizer(optimizer: torch.optim.Optimizer) -> None:
 
 
 def _flow_time(optimizer: torch.optim.Optimizer) -> float:
-    times = {g["lr"] * (1 - g["dampening"]) / (1 - g["momentum"]) for g in optimizer.param_groups}
+    times = set()
+    for group in optimizer.param_groups:
+        rate, momentum = float(group["lr"]), group["momentum"]
+        if group["maximize"] or not 0 <= momentum < 1:
+            raise InputError(
+                f"SGD with maximize={group['maximize']} and momentum={momentum} does not follow a "
+                "descending flow: use maximize=False and a momentum below 1."
+            )
+        times.add(rate * (1 - group["dampening"]) / (1 - momentum) if momentum else rate)
     if len(times) > 1:
         raise InputError(
             f"the optimizer's parameter groups have different flow times {sorted(times)}: one time "
@@ -151,12 +181,15 @@ def _check_times(times: Sequence[float]) -> None:
             )
 
 
-def _check_alike(params: Params, first: Params, what: str) -> None:
+def check_alike(params: Params, first: Params, what: str) -> None:
+    """Refuse parameters with other names or shapes than the first point's, or not finite."""
     if not isinstance(params, Mapping):
         raise InputError(
             f"{what} of the trajectory is a {type(params).__name__}: pass a dictionary of named "
             "tensors, such as copies of dict(model.named_parameters())."
         )
+    if any(not isinstance(tensor, Tensor) for tensor in params.values()):
+        raise InputError(f"{what} of the trajectory holds no tensors: pass named tensors.")
     if params.keys() != first.keys() or any(params[n].shape != first[n].shape for n in first):
         raise InputError(
             f"{what} of the trajectory has other tensors than the first point: all must be of one "

@@ -27,6 +27,8 @@ MODULES = {
 }
 
 Row = dict[str, Any]
+Table = Any
+"""A pandas DataFrame of rows, whose type stubs cannot follow how it is filtered."""
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tacit import derivatives
 from tacit.errors import InputError
 from tacit.objective import Objective
 from tacit.params import Params, Scope, check_finite, select, wide
@@ -43,15 +44,15 @@ def regularizer(
         return penalty.reshape(1)
 
     def bind(params: Params) -> Columns:
-        leaves = {n: p.detach().requires_grad_() for n, p in params.items()}
-        with torch.enable_grad():
+        with torch.inference_mode(mode=False), torch.enable_grad():
+            leaves = derivatives.leaves(params)
             penalty = value(leaves)
-        if not penalty.requires_grad:
-            raise InputError(
-                f"regularizer {name!r} does not depend on the parameters it covers: compute it "
-                "from the tensors it is handed, without .item(), .detach() or .data."
-            )
-        parts = torch.autograd.grad(penalty, list(leaves.values()), allow_unused=True)
+            if not penalty.requires_grad:
+                raise InputError(
+                    f"regularizer {name!r} does not depend on the parameters it covers: compute it "
+                    "from the tensors it is handed, without .item(), .detach() or .data."
+                )
+            parts = torch.autograd.grad(penalty, list(leaves.values()), allow_unused=True)
         found = {n: g for n, g in zip(leaves, parts, strict=True) if g is not None}
         check_finite(found, what=f"the gradient of regularizer {name!r}")
         return _held(name, found)

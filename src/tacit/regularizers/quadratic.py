@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,7 +17,8 @@ MOST = 5_000
 def diagonal(*, scope: Scope = None, name: str = "diagonal") -> Regularizer:
     """θᵀΛθ with Λ diagonal: one strength a parameter, p of them.
 
-    One endpoint gives p equations, so it always fits exactly: validate by retraining instead.
+    One endpoint gives p equations, so it fits exactly wherever no weight is zero: that is no
+    evidence for it; validate by retraining.
     """
     check_name(name)
 
@@ -100,9 +102,9 @@ def _coordinates(name: str, params: Params, scope: Scope) -> tuple[list[str], Pa
     if total > MOST:
         _check_size(name, total, "at least p")
     names = [
-        f"{n}[{','.join(map(str, torch.unravel_index(torch.tensor(k), t.shape)))}]"
+        f"{n}[{','.join(map(str, index))}]" if index else n
         for n, t in tensors.items()
-        for k in range(t.numel())
+        for index in np.ndindex(*t.shape)
     ]
     return names, tensors
 

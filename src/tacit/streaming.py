@@ -1,0 +1,119 @@
+"""One pass over the data: batch after batch through a borrowed model, draw after draw."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from tacit import probes
+from tacit.borrowing import Borrowed, mode
+from tacit.data import Batches, forked_randomness, move, seed_devices
+from tacit.errors import InputError
+from tacit.losses import BatchMean, Measure
+from tacit.params import Params, trainable
+from tacit.progress import track
+
+Use = Callable[[Tensor, float], None]
+"""What is done with a batch's mean loss and its weight, while the parameters are swapped in."""
+
+
+class Pass(NamedTuple):
+    """What a whole pass found: the mean loss, the weight behind it, and the units counted."""
+
+    value: float
+    weight: float
+    units: int
+    last: Any
+    """The last batch."""
+
+
+@dataclass(frozen=True, eq=False)
+class Stream:
+    """A model, how its batches are measured, the batches, and where its randomness comes from."""
+
+    model: nn.Module
+    measure: Measure
+    batches: Batches
+    label: str
+    masks: bool
+    """Whether batches may hold -inf, as additive attention masks do by right."""
+    training: bool
+    draws: int
+    seed: int
+
+    @property
+    def devices(self) -> set[torch.device]:
+        """Where the model's parameters are."""
+        return {p.device for p in self.model.parameters()}
+
+    @contextmanager
+    def ready(self, *, training: bool) -> Iterator[None]:
+        """The model in the right mode and a forked random state; both are put back."""
+        forked = forked_randomness(self.devices, self.batches.generators)
+        with forked, mode(self.model, training=training):
+            yield
+
+    def read(self) -> Iterator[tuple[Any, Tensor | None]]:
+        """Batches and their weights, checked, where the model is."""
+        batches = track(self.batches.read(), total=self.batches.length, label=self.label)
+        for index, (batch, weights) in enumerate(batches):
+            moved, weights = self.moved((batch, weights))
+            probes.check_batch(moved, index, masks=self.masks)
+            yield moved, weights
+
+    def moved(self, batch: Any) -> Any:
+        """A batch where the model is."""
+        return move(batch, next(iter(trainable(self.model).values())).device)
+
+    def evaluate(
+        self,
+        params: Params,
+        batch: Any,
+        weights: Tensor | None,
+        *,
+        draw: int | None = None,
+        index: int = 0,
+        use: Use | None = None,
+    ) -> BatchMean:
+        """The mean loss of one batch; a draw's randomness depends on (seed, draw, batch) alone."""
+        if self.training and draw is not None:
+            state = np.random.SeedSequence([self.seed, draw, index]).generate_state(1, np.uint64)
+            seed_devices(int(state[0]) >> 1, self.devices)
+
+        def measure(model: nn.Module) -> BatchMean:
+            found = self.measure(model, batch, weights)
+            if use is not None:
+                probes.check_loss(found.mean, index)
+                use(found.mean, found.weight)
+            return found
+
+        return Borrowed(self.model).at(params, measure)
+
+    def run(self, params: Params, use: Use, *, draws: Sequence[int] | None = None) -> Pass:
+        """One pass; every batch's mean loss goes to `use` with its part of the weight."""
+        draws = range(self.draws if self.training else 1) if draws is None else draws
+        total, weight, units, batch = 0.0, 0.0, 0, None
+        with self.ready(training=self.training):
+            for index, (batch, weights) in enumerate(self.read()):
+                part = BatchMean(torch.zeros(()), 0.0, 0)
+                for draw in draws:
+                    part = self.evaluate(
+                        params,
+                        batch,
+                        weights,
+                        draw=draw,
+                        index=index,
+                        use=lambda mean, weight: use(mean, weight / len(draws)),
+                    )
+                    total += float(part.mean.detach()) * part.weight / len(draws)
+                weight, units = weight + part.weight, units + part.units
+        if not weight:
+            raise InputError(
+                f"the data gave {units} examples of total weight 0: tacit reads the data more than "
+                "once. Pass data that starts anew, such as a list of batches, with weight."
+            )
+        return Pass(total / weight, weight, units, batch)
