@@ -43,10 +43,16 @@ def trained_network() -> tuple[nn.Module, tuple[torch.Tensor, torch.Tensor]]:
     return model, (inputs, target)
 
 
+def objective() -> tacit.Objective:
+    """The trained network's objective, for `tacit estimate elastic_net:objective`."""
+    model, data = trained_network()
+    return tacit.Objective(model, F.mse_loss, data)
+
+
 def main() -> None:
     """Train, estimate, and print what was found beside what was applied."""
-    model, data = trained_network()
-    found = tacit.estimate(model, F.mse_loss, data, [tacit.l2(), tacit.smooth_l1(BETA)])
+    candidates = [tacit.l2(), tacit.smooth_l1(BETA)]
+    found = tacit.fit(tacit.endpoint_equations(objective(), candidates))
     print(found.summary())
     for name, applied in {"l2": RIDGE, "smooth_l1": LASSO}.items():
         error = abs(found.strengths[name] / applied - 1)

@@ -24,7 +24,8 @@ def objective():
     torch.manual_seed(0)
     X, y = torch.randn(50, 4).double(), torch.randn(50, 1).double()
     model = torch.nn.Linear(4, 1, bias=False).double()
-    model.weight.data = torch.linalg.solve(X.T @ X / 50 + 0.1 * torch.eye(4), X.T @ y / 50).T
+    gram = X.T @ X / 50 + 0.1 * torch.eye(4).double()
+    model.weight.data = torch.linalg.solve(gram, X.T @ y / 50).T
     return tacit.Objective(model, torch.nn.functional.mse_loss, (X, y))
 
 def number():

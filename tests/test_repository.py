@@ -4,6 +4,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -39,7 +40,7 @@ def test_importing_tacit_is_light():
 
 def test_the_constraints_pin_every_dependency():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    wanted = project["dependencies"] + sum(project["optional-dependencies"].values(), [])
+    wanted = project["dependencies"] + list(chain(*project["optional-dependencies"].values()))
     names = {re.split(r"[<>=!~\[]", requirement)[0] for requirement in wanted}
     pins = dict(
         line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines()

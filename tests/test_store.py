@@ -93,6 +93,18 @@ def test_the_head_says_what_made_the_rows(tmp_path):
     assert head["config"] == {"pieces": 4, "factor": 1.0}
     assert {"torch", "python", "tacit"} <= head["versions"].keys()
     assert head["rows"] == 8
+
+
+def test_every_column_of_every_row_is_kept(tmp_path):
+    rows = execute(tmp_path, toy()).rows
+    expected = list(toy().run(Config()))
+    for found, row in zip(rows.to_dict("records"), expected, strict=True):
+        for name, value in row.items():
+            kept = list(found[name]) if name == "matrix" else found[name]
+            assert kept == value or (value is None and kept != kept), name
+
+
+def test_the_content_hash_leaves_measured_times_out():
     rows = [{"a": 1, "x_seconds": 2.0}], [{"a": 1, "x_seconds": 3.0}], [{"a": 2}]
     same, also, other = map(store.content_hash, rows)
     assert same == also != other

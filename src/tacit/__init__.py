@@ -1,5 +1,7 @@
 """Estimate the regularization that a training run applied without writing it down."""
 
+from tacit import theory
+from tacit.bootstrapping import bootstrap, time_varying
 from tacit.equations import Equations, stack
 from tacit.errors import InputError, Problem
 from tacit.fitting import Fit, fit
@@ -26,16 +28,31 @@ from tacit.regularizers import (
     symmetric,
 )
 from tacit.trajectory import Recorder, Trajectory, record
+from tacit.validation import (
+    Certificate,
+    LeastSquaresCertificate,
+    Validation,
+    certify,
+    certify_least_squares,
+    penalty,
+    validate,
+)
 
 __all__ = [
+    "Certificate",
     "Equations",
     "Fit",
     "InputError",
+    "LeastSquaresCertificate",
     "Objective",
     "Problem",
     "Recorder",
     "Regularizer",
     "Trajectory",
+    "Validation",
+    "bootstrap",
+    "certify",
+    "certify_least_squares",
     "diagonal",
     "difference_equations",
     "distance_to",
@@ -49,11 +66,15 @@ __all__ = [
     "l2",
     "layerwise",
     "nuclear_norm",
+    "penalty",
     "record",
     "regularizer",
     "rk4",
     "smooth_l1",
     "stack",
     "symmetric",
+    "theory",
+    "time_varying",
     "trajectory_equations",
+    "validate",
 ]

@@ -16,11 +16,9 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from tacit.assembly import check_candidates
-from tacit.borrowing import mode
-from tacit.data import forked_randomness, seed_devices
+from tacit.data import checked_weights, forked_randomness, seed_devices
 from tacit.equations import Equations, stack
 from tacit.errors import InputError
 from tacit.fitting import Fit, fit
@@ -34,9 +32,6 @@ from tacit.regularizers import Regularizer
 Data = tuple[Tensor, ...]
 Train = Callable[[Data, int], Mapping[str, Tensor]]
 Key = TypeVar("Key", bound=Hashable)
-
-BATCH = 1024
-"""Examples that go through the model at once when it predicts."""
 
 
 def bootstrap(  # noqa: PLR0913 # the data and the algorithm, then keyword options
@@ -93,7 +88,8 @@ def bootstrap(  # noqa: PLR0913 # the data and the algorithm, then keyword optio
     """
     check_candidates(regularizers, known)
     _check(data, train, replicates, kind, seed)
-    weights = _checked_weights(weights, len(data[-1]))
+    if weights is not None:
+        weights = checked_weights(weights, len(data[-1])).detach().cpu().double()
     devices = {p.device for p in model.parameters()} if isinstance(model, nn.Module) else set()
     Objective(model, loss, data)  # refuses what cannot be matched, before anything is trained
     fitted = residuals = data[-1]
@@ -118,7 +114,7 @@ def bootstrap(  # noqa: PLR0913 # the data and the algorithm, then keyword optio
             point = _point(objective, found, what="what train returned")
             parts.append(endpoint_equations(objective, regularizers, params=point, known=known))
             if not index and kind == "residual":
-                fitted = _predictions(model, point, data).to(data[-1])
+                fitted = _predictions(objective, point, data[-1])
                 residuals = data[-1] - fitted
     return stack(parts)
 
@@ -195,23 +191,6 @@ def _kinds(data: Any) -> str:
     return f"a {type(data).__name__} of {len(data)} ({held or 'empty'})"
 
 
-def _checked_weights(weights: Any, count: int) -> Tensor | None:
-    if weights is None:
-        return None
-    try:
-        weights = torch.as_tensor(weights).detach().cpu().double()
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise InputError(f"weights is {weights!r}: pass a tensor, one an example.") from error
-    if weights.shape != (count,):
-        raise InputError(
-            f"weights has shape {tuple(weights.shape)} for {count} examples: pass one an example, "
-            f"shape ({count},)."
-        )
-    if not torch.isfinite(weights).all() or (weights < 0).any() or not (weights > 0).any():
-        raise InputError("weights must be finite and not negative, with one above zero.")
-    return weights
-
-
 def _resample(count: int, weights: Tensor | None, seed: int) -> Tensor:
     """Indices of examples drawn with replacement."""
     generator = torch.Generator().manual_seed(seed)
@@ -237,22 +216,15 @@ def _point(objective: Objective, found: Any, *, what: str) -> Params:
     return objective.point(found, what=what)
 
 
-def _predictions(model: nn.Module, params: Params, data: Data) -> Tensor:
+def _predictions(objective: Objective, point: Params, target: Tensor) -> Tensor:
     """What the model predicts in eval mode, in the shape of the targets."""
-    *inputs, target = data
-    device = next(iter(params.values())).device
-    parts = []
-    with torch.no_grad(), forked_randomness({device}), mode(model, training=False):
-        for start in range(0, len(target), BATCH):
-            batch = tuple(part[start : start + BATCH].to(device) for part in inputs)
-            parts.append(functional_call(model, params, batch))
-    shapes = {tuple(part.shape[1:]) if isinstance(part, Tensor) else None for part in parts}
-    if shapes != {tuple(target.shape[1:])}:
+    (found,), _ = objective.predictions(point)
+    if found.shape != target.shape:
         raise InputError(
-            f"the model's outputs have shape {shapes} an example and the targets "
-            f"{tuple(target.shape[1:])}: residuals need the two alike. Pass kind='pairs'."
+            f"the model's outputs have shape {tuple(found.shape)} and the targets "
+            f"{tuple(target.shape)}: residuals need the two alike. Pass kind='pairs'."
         )
-    return torch.cat(parts)
+    return found.to(target)
 
 
 @contextmanager

@@ -77,7 +77,7 @@ def _tensor_batches(data: Any, weights: Tensor | None, batch_size: int) -> Batch
         )
     if count == 0:
         raise InputError("data is empty: its tensors have no rows. Pass at least one example.")
-    weights = None if weights is None else _checked_weights(weights, count)
+    weights = None if weights is None else checked_weights(weights, count)
 
     def read() -> Iterator[tuple[Any, Tensor | None]]:
         for start in range(0, count, batch_size):
@@ -92,7 +92,8 @@ def _tensor_batches(data: Any, weights: Tensor | None, batch_size: int) -> Batch
     return Batches(read, -(-count // batch_size), sample=sample)
 
 
-def _checked_weights(weights: Any, count: int) -> Tensor:
+def checked_weights(weights: Any, count: int) -> Tensor:
+    """One finite weight an example, none negative and not all zero."""
     try:
         weights = torch.as_tensor(weights)
     except (TypeError, ValueError, RuntimeError) as error:

@@ -11,8 +11,9 @@ class InputError(ValueError):
 class Problem:
     """A reason not to trust a fit, in words a reader can act on.
 
-    `kind` is one of: no signal, noisy, unexplained, underdetermined, collinear, collapsed,
-    vanishing, negative, indefinite, zeros, drifting. `names` are the strengths that it concerns.
+    `kind` of a fit's is one of: no signal, noisy, unexplained, underdetermined, collinear,
+    collapsed, vanishing, negative, indefinite, zeros, drifting. `names` are the strengths that it
+    concerns.
     """
 
     kind: str

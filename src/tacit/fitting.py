@@ -84,7 +84,7 @@ class Fit:
         plain["sources"] = [asdict(source) for source in self.sources]
         free = self.unconstrained
         plain["unconstrained"] = None if free is None else free.to_dict()
-        return _plain(plain)
+        return report.jsonable(plain)
 
     def __str__(self) -> str:
         return self.summary()
@@ -177,13 +177,3 @@ def _ratio(part: float, whole: float) -> float:
 
 def _root_mean_square(values: list[float]) -> float:
     return math.sqrt(sum(value**2 for value in values) / len(values))
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _plain(v) for key, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(v) for v in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value

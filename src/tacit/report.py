@@ -2,8 +2,8 @@
 
 import math
 import textwrap
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from tacit.params import shorten
 
@@ -107,3 +107,14 @@ def _notes(fit: "Fit") -> list[str]:
 
 def _number(value: float) -> str:
     return f"{value:.3g}" if math.isfinite(value) else "∞"
+
+
+def jsonable(value: Any) -> Any:
+    """A value as plain ones that JSON knows; what is not finite becomes None."""
+    if isinstance(value, Mapping):
+        return {key: jsonable(v) for key, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [jsonable(v) for v in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value

@@ -50,13 +50,12 @@ def parse_regularizer(spec: str, objective: "tacit.Objective") -> "tacit.Regular
 
 def parse_known(spec: str, objective: "tacit.Objective") -> tuple["tacit.Regularizer", float]:
     """A known penalty and its strength from `regularizer=strength`, as l2=5e-5."""
-    name, _, strength = spec.rpartition("=")
+    name, _, text = spec.rpartition("=")
     try:
-        return parse_regularizer(name, objective), float(strength)
+        strength = float(text)
     except ValueError as error:
-        if isinstance(error, InputError):
-            raise
         raise InputError(f"known penalty {spec!r}: write it as l2=5e-5.") from error
+    return parse_regularizer(name, objective), strength
 
 
 def _option(part: str, spec: str) -> tuple[str, Any]:

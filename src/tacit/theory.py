@@ -51,7 +51,7 @@ def _spectrum(X: Tensor) -> tuple[Tensor, Tensor]:
             f"X has shape {tuple(X.shape)}: pass a finite matrix with one row an example."
         )
     X = X.double()
-    _, singular, vh = torch.linalg.svd(X, full_matrices=True)
+    _, singular, vh = torch.linalg.svd(X, full_matrices=len(X) < X.shape[1])
     values = X.new_zeros(X.shape[1])
     values[: len(singular)] = singular.square() / len(X)
     return values, vh.T

@@ -13,7 +13,7 @@ Every module here exports:
 """
 
 import importlib
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
@@ -62,6 +62,25 @@ def load(name: str) -> Experiment:
     return cast(Experiment, importlib.import_module(f"tacit.experiments.{MODULES[name]}"))
 
 
-def pending(units: list[str], finished: Collection[str]) -> Iterator[str]:
+def pending(units: Iterable[str], finished: Collection[str]) -> Iterator[str]:
     """The units that are still to be run."""
     return (unit for unit in units if unit not in finished)
+
+
+def run_small(
+    work: Mapping[str, Callable[[], Iterable[Row]]], finished: Collection[str]
+) -> Iterator[Row]:
+    """Rows of every unit that is not finished, each unit computed on one thread.
+
+    Matrices as small as those of the least-squares figures take many times longer on several.
+    """
+    import torch
+
+    for unit in pending(work, finished):
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            rows = list(work[unit]())
+        finally:
+            torch.set_num_threads(threads)
+        yield from ({"unit": unit, **row} for row in rows)

@@ -195,7 +195,10 @@ def _write_part(
     import pyarrow.parquet as pq
 
     about = json.dumps({"unit": unit, "config_hash": config_hash})
-    table = pa.Table.from_pylist(rows, metadata=None)
+    names = dict.fromkeys(
+        name for row in rows for name in row
+    )  # rows may have columns of their own
+    table = pa.Table.from_pylist([{name: row.get(name) for name in names} for row in rows])
     table = table.replace_schema_metadata({b"tacit": about.encode()})
     slug = re.sub(r"[^a-z0-9.]+", "-", unit.lower())
     path = folder / "parts" / f"{number:05d}-{slug}.parquet"

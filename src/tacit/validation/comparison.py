@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from tacit.params import Params
-from tacit.penalised import Penalised
+from tacit.validation.penalised import Penalised
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from tacit.errors import InputError
-from tacit.penalised import NoHessianError, Penalised
+from tacit.validation.penalised import NoHessianError, Penalised
 
 DENSE = 500
 """Parameters up to which the Hessian is held whole."""

@@ -5,13 +5,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tacit.curvature import DENSE, ZERO
 from tacit.errors import InputError
-from tacit.penalised import NoHessianError, Penalised
+from tacit.validation.curvature import DENSE, ZERO
+from tacit.validation.penalised import NoHessianError, Penalised
 
 FAR = 1e8
 """Weights this many times beyond where they started have left for infinity."""
-RESTARTS = 10
+EVALUATIONS = 5000
+"""Of f, in all runs of L-BFGS together; a loss that needs more has no optimum worth the name."""
 ESCAPES = 3
 STEPS = 20
 
@@ -36,10 +37,11 @@ def minimise(function: Penalised, start: Tensor) -> Minimum:
     L-BFGS is restarted until ‖∇f‖ stops falling; Newton then takes what is left. A saddle, where
     L-BFGS may rest if it starts there, is left along its most negative curvature.
     """
-    theta = start
+    theta, left = start, EVALUATIONS
     for escapes in range(ESCAPES + 1):
         try:
-            theta = _descend(function, theta, limit=FAR * (1 + float(start.norm())))
+            limit = FAR * (1 + float(start.norm()))
+            theta, left = _descend(function, theta, limit=limit, left=left)
         except _LeftError:
             return Minimum(theta, torch.full_like(theta, torch.inf), bounded=False)
         if len(theta) > DENSE:
@@ -48,13 +50,14 @@ def minimise(function: Penalised, start: Tensor) -> Minimum:
             theta, downhill = _polish(function, theta)
         except NoHessianError:
             break
-        if downhill is None or escapes == ESCAPES:
+        if downhill is None or escapes == ESCAPES or left <= 0:
             break
         theta = theta + 1e-3 * max(float(theta.norm()), 1.0) * downhill
     return Minimum(theta, function.value_and_gradient(theta)[1])
 
 
-def _descend(function: Penalised, theta: Tensor, *, limit: float) -> Tensor:
+def _descend(function: Penalised, theta: Tensor, *, limit: float, left: int) -> tuple[Tensor, int]:
+    """L-BFGS until ‖∇f‖ stops falling, and how many evaluations are left."""
     from scipy.optimize import minimize
 
     value, slope = function.value_and_gradient(theta)
@@ -68,9 +71,13 @@ def _descend(function: Penalised, theta: Tensor, *, limit: float) -> Tensor:
             raise _LeftError from error
         return f, g.numpy()
 
-    options = {"maxcor": 30, "maxiter": 5000, "maxfun": 20_000, "gtol": 0.0, "ftol": 0.0}
-    for _ in range(RESTARTS):
+    # A long history: on ill-conditioned losses thirty pairs take thirty times as many steps.
+    history = min(len(theta), 100)
+    options = {"maxcor": history, "maxiter": EVALUATIONS, "gtol": 0.0, "ftol": 0.0}
+    while left > 0:
+        options["maxfun"] = left
         found = minimize(both, theta.numpy(), jac=True, method="L-BFGS-B", options=options)
+        left -= found.nfev
         ahead = torch.from_numpy(found.x.copy())
         lower, flatter = function.value_and_gradient(ahead)
         if not (lower < value or flatter.norm() < slope.norm()):
@@ -79,7 +86,7 @@ def _descend(function: Penalised, theta: Tensor, *, limit: float) -> Tensor:
         theta, value, slope = ahead, lower, flatter
         if settled:
             break
-    return theta
+    return theta, left
 
 
 def _polish(function: Penalised, theta: Tensor) -> tuple[Tensor, Tensor | None]:

@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from tacit.assembly import check_candidates
-from tacit.curvature import ZERO, Spectrum, is_quadratic, spectrum
 from tacit.errors import InputError
 from tacit.fitting import Fit
 from tacit.objective import Objective
 from tacit.params import Params, norm
-from tacit.penalised import NoHessianError, Penalised, penalty
 from tacit.regularizers import Regularizer
+from tacit.validation.curvature import ZERO, Spectrum, is_quadratic, spectrum
+from tacit.validation.penalised import NoHessianError, Penalised, penalty
 
 Verdict = Literal[
     "strongly convex",

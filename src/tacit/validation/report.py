@@ -10,8 +10,8 @@ from tacit.params import shorten
 from tacit.report import WIDTH
 
 if TYPE_CHECKING:
-    from tacit.comparison import Retrained
-    from tacit.validation import Validation
+    from tacit.validation.comparison import Retrained
+    from tacit.validation.validate import Validation
 
 UNFINISHED = 1e-3
 """‖∇(L+R)‖ beyond this part of ‖∇L(θ̂)‖: training stopped before it could be compared."""

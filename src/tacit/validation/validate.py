@@ -9,13 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tacit.certificate import Certificate, certify
-from tacit.comparison import Retrained, apart, compare, over
 from tacit.errors import InputError, Problem
 from tacit.fitting import Fit
 from tacit.objective import Objective
 from tacit.params import Params, norm
-from tacit.penalised import (
+from tacit.regularizers import Regularizer
+from tacit.report import jsonable
+from tacit.validation.certificate import Certificate, certify
+from tacit.validation.comparison import Retrained, apart, compare, over
+from tacit.validation.penalised import (
     NoHessianError,
     Penalised,
     Penalty,
@@ -24,9 +26,8 @@ from tacit.penalised import (
     no_penalty,
     penalty,
 )
-from tacit.regularizers import Regularizer
-from tacit.retraining import minimise
-from tacit.validation_report import doubts, summary
+from tacit.validation.report import doubts, summary
+from tacit.validation.retraining import minimise
 
 Train = Callable[[Penalty], Mapping[str, Tensor]]
 """A training loop: minimises loss + penalty(params), returns the weights."""
@@ -57,7 +58,7 @@ class Validation:
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain values, ready for JSON; what is not finite becomes None."""
-        return _plain(asdict(self))
+        return jsonable(asdict(self))
 
     def __str__(self) -> str:
         return self.summary()
@@ -207,11 +208,3 @@ def _recovered(mine: float, control: float) -> float:
     if math.isinf(control):
         return math.nan
     return -math.inf if math.isinf(mine) else 1 - over(mine, control)
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _plain(v) for key, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(v) for v in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,22 @@
+"""Validation by retraining, and the certificate of when it must succeed."""
+
+from tacit.validation.certificate import (
+    Certificate,
+    LeastSquaresCertificate,
+    certify,
+    certify_least_squares,
+)
+from tacit.validation.comparison import Retrained
+from tacit.validation.penalised import penalty
+from tacit.validation.validate import Validation, validate
+
+__all__ = [
+    "Certificate",
+    "LeastSquaresCertificate",
+    "Retrained",
+    "Validation",
+    "certify",
+    "certify_least_squares",
+    "penalty",
+    "validate",
+]
