@@ -192,7 +192,7 @@ def test_a_diagonal_from_one_endpoint_retrains_and_is_often_no_penalty():
     assert sets[unique].value.max() <= 1e-12
     assert abs((sets.least_entry < 0).mean() - 0.77) <= 0.08
     assert 0 < (~unique).sum() <= 10
-    assert (sets.verdict == unique.map({True: "unique minimum", False: "no minimum"})).all()
+    assert (sets.verdict == unique.map({True: "strongly convex", False: "unbounded"})).all()
     values = {name: part.value.to_numpy() for name, part in rows.groupby("series")}
     assert values["retrained"] == pytest.approx(values["early-stopped"], rel=1e-11)
     assert abs(values["true"] - values["retrained"]).max() < 0.2

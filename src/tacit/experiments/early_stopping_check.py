@@ -49,7 +49,7 @@ def _fixed(rows: Table) -> Iterator[Check]:
 
 def _diagonal(rows: Table) -> Iterator[Check]:
     sets = _pick(rows, "C", "dataset")
-    unique = sets.verdict == "unique minimum"
+    unique = sets.verdict == "strongly convex"
     error = sets.value[unique].max()
     yield _at_most("C: largest retraining error where a minimum exists", error, 1e-12)
     yield _within("C: share with a negative entry", (sets.least_entry < 0).mean(), 0.69, 0.85)

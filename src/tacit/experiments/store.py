@@ -12,7 +12,7 @@ import re
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -227,6 +227,13 @@ def _finish(folder: Path, parts: "list[pa.Table]", head: dict[str, Any]) -> None
     }
     _write_json(folder / "run.json", whole)
     shutil.rmtree(folder / "parts", ignore_errors=True)
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:  # run from a source tree
+        return "not installed"
 
 
 def content_hash(rows: list[Row]) -> str:
