@@ -95,6 +95,11 @@ def test_the_head_says_what_made_the_rows(tmp_path):
     assert head["rows"] == 8
 
 
+def test_a_source_tree_that_is_not_installed_will_do(tmp_path, monkeypatch):
+    monkeypatch.setattr(store, "VERSIONS", ("torch", "no-such-package"))
+    assert execute(tmp_path, toy()).head["versions"]["no-such-package"] == "not installed"
+
+
 def test_every_column_of_every_row_is_kept(tmp_path):
     rows = execute(tmp_path, toy()).rows
     expected = list(toy().run(Config()))

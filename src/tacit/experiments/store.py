@@ -221,7 +221,7 @@ def _finish(folder: Path, parts: "list[pa.Table]", head: dict[str, Any]) -> None
         "rows": table.num_rows,
         "rows_sha256": _hash(path.read_bytes()),
         "content_hash": content_hash(table.to_pylist()),
-        "versions": {name: version(name) for name in VERSIONS}
+        "versions": {name: _version(name) for name in VERSIONS}
         | {"python": platform.python_version()},
         "platform": platform.platform(terse=True),
     }
