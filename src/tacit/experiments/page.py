@@ -3,10 +3,11 @@
 import base64
 import html
 import json
+import re
 from pathlib import Path
 from typing import Any
 
-from tacit.experiments import Check, load
+from tacit.experiments import MODULES, Check, load
 from tacit.experiments.store import Result, read, results
 
 STYLE = """
@@ -14,10 +15,12 @@ body { font: 16px/1.55 system-ui, sans-serif; color: #1d1d1f; background: #fff;
        max-width: 62rem; margin: 0 auto; padding: 1rem 1.2rem 4rem; overflow-wrap: anywhere; }
 h1 { font-size: 1.7rem; margin-bottom: .3rem; } h2 { font-size: 1.25rem; margin: 3rem 0 .6rem; }
 figure { margin: 1rem 0; } img { width: 100%; height: auto; display: block; }
+.scroll { overflow-x: auto; }
 figcaption { color: #3a3a3c; margin-top: .6rem; }
 table { border-collapse: collapse; width: 100%; font-size: .93rem; margin: .8rem 0; }
 th, td { text-align: left; padding: .3rem .7rem .3rem 0; border-bottom: 1px solid #e3e3e6;
-         vertical-align: top; }
+         vertical-align: top; overflow-wrap: normal; }
+@media (max-width: 40rem) { table { font-size: .8rem; } th, td { padding-right: .4rem; } }
 .no { color: #b00020; font-weight: 600; } .yes { color: #1c7c3a; }
 details { font-size: .9rem; color: #3a3a3c; } pre { white-space: pre-wrap; font-size: .85rem; }
 nav a { margin-right: 1rem; } small { color: #6e6e73; }
@@ -26,7 +29,9 @@ nav a { margin-right: 1rem; } small { color: #6e6e73; }
 
 def write_page(out: Path) -> Path:
     """Write `index.html` over every finished result below a folder."""
+    order = list(MODULES)
     found = [read(folder) for folder in results(out)]
+    found.sort(key=lambda result: (result.head["preset"], order.index(result.head["experiment"])))
     body = "\n".join(_section(result) for result in found)
     links = " ".join(f'<a href="#{_anchor(r)}">{html.escape(_label(r))}</a>' for r in found)
     text = f"""<!doctype html>
@@ -52,16 +57,25 @@ ones that are expected.</p>
 def _section(result: Result) -> str:
     head = result.head
     experiment = load(head["experiment"])
-    image = base64.b64encode((result.folder / "figure.svg").read_bytes()).decode()
+    drawing = (result.folder / "figure.svg").read_bytes()
+    image = base64.b64encode(drawing).decode()
     title = html.escape(experiment.TITLE)
+    caption = "".join(f"<p>{html.escape(p)}</p>" for p in experiment.CAPTION.strip().split("\n\n"))
     return f"""<section id="{_anchor(result)}">
 <h2>{title} <small>{html.escape(_label(result))}</small></h2>
-<figure><img alt="{title}" src="data:image/svg+xml;base64,{image}">
-<figcaption>{html.escape(experiment.CAPTION)}</figcaption></figure>
+<figure><div class="scroll"><img alt="{title}" style="min-width: {_least_width(drawing)}px"
+src="data:image/svg+xml;base64,{image}"></div>
+<figcaption>{caption}</figcaption></figure>
 {_table(experiment.check(result.rows))}
 <details><summary>Settings, versions and hashes ({head["rows"]:,} rows)</summary>
 <pre>{html.escape(_settings(head))}</pre></details>
 </section>"""
+
+
+def _least_width(drawing: bytes) -> int:
+    """Pixels below which a figure of many panels is scrolled rather than shrunk."""
+    (width,) = re.findall(rb'<svg[^>]*? width="([\d.]+)pt"', drawing)
+    return int(0.9 * float(width)) if float(width) > 600 else 0
 
 
 def _table(checks: list[Check]) -> str:
