@@ -49,6 +49,17 @@ def test_python_blocks_run_and_print_what_is_shown(page, tmp_path, monkeypatch):
             assert_same_output(content, printed)
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_files_that_a_page_names_exist(page):
+    text = page.read_text()
+    links = re.findall(r"\]\((?!http)([^)#]+)\)", text)
+    files = re.findall(r"`((?:src|docs|examples|benchmarks|tests)/[\w./-]*)`", text)
+    for link in links:
+        assert (page.parent / link).exists(), link
+    for file in files:
+        assert (ROOT / file).exists(), file
+
+
 def commands(page):
     """The commands of a page's console blocks, in order."""
     for language, content in blocks(page):
