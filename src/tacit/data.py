@@ -150,7 +150,8 @@ def check_restarts(batches: Batches, data: Any) -> None:
     Where two readings begin differently it may be shuffled, so both are counted to the end.
     """
     source = getattr(data, "dataset", data)
-    if isinstance(source, Dataset) and not isinstance(source, IterableDataset):
+    indexed = isinstance(source, Dataset) and not isinstance(source, IterableDataset)
+    if indexed or batches.sample is not None:
         return
     again = not isinstance(source, Iterable) or iter(source) is not iter(source)
     if again:
