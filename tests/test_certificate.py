@@ -272,3 +272,26 @@ def test_wrong_shapes_of_least_squares_are_refused():
     for given, params, words in cases:
         with pytest.raises(tacit.InputError, match=words):
             certify_least_squares(*given, params=params)
+
+
+def test_columns_of_unequal_scale_do_not_make_least_squares_singular():
+    X, y = random_data(20, count=100, inputs=3)
+    X = X * torch.tensor([2e6, 1.0, 1e-3]).double()
+    found = certify_least_squares(X, y, torch.zeros(3, 3))
+    assert found.verdict == "strongly convex"
+    expected = torch.linalg.lstsq(X, y).solution[:, 0]
+    torch.testing.assert_close(found.minimiser, expected, rtol=1e-6, atol=0)
+    objective = linear(expected, X, y)
+    assert certify(objective, [tacit.l2()], {"l2": 0.0}).verdict == "strongly convex"
+
+
+def test_a_large_column_does_not_hide_that_there_is_no_minimum():
+    X, y = torch.diag(torch.tensor([1e4, 1.0])).double(), torch.tensor([1e5, 1.0]).double()
+    assert certify_least_squares(X, y, torch.diag(torch.tensor([0.0, -0.5]))).verdict == "unbounded"
+
+
+def test_a_loss_that_bends_far_away_is_not_called_quadratic():
+    X, y = random_data(21, count=50, inputs=2)
+    model = nn.Linear(2, 1, bias=False).double()
+    objective = tacit.Objective(model, nn.HuberLoss(delta=100.0), (X, y))
+    assert certify(objective, [tacit.l2()], {"l2": 0.1}).verdict != "strongly convex"

@@ -30,6 +30,9 @@ def objective():
 
 def number():
     return 3
+
+def needy(data):
+    return objective()
 """
 
 
@@ -81,6 +84,10 @@ WRONG = {
     ("estimate", "nowhere:x", "--with", "l2"): "No module named 'nowhere'",
     ("estimate", "mine:nothing", "--with", "l2"): "has no callable 'nothing'",
     ("estimate", "mine:number", "--with", "l2"): "returned a int: return a tacit.Objective",
+    ("estimate", "./mine.py:objective", "--with", "l2"): "Write module:callable",
+    ("estimate", "mine:needy", "--with", "l2"): "must need no arguments",
+    ("estimate", "mine:objective", "--with", "l2", "--json", "."): "cannot be written",
+    ("estimate", "mine:objective", "--with", "smooth_l1:beta=1,beta=2"): "an option twice",
     ("estimate", "mine:objective", "--with", "l3"): "no regularizer 'l3'",
     ("estimate", "mine:objective", "--with", "smooth_l1"): "missing 1 required",
     ("estimate", "mine:objective", "--with", "smooth_l1:beta=x"): "beta is 'x'",
@@ -110,7 +117,10 @@ def test_a_damaged_result_is_reported_in_one_line_and_kept(tmp_path):
     assert invoke("reproduce", "tradeoff", "--out", tmp_path, "--device", "cpu").exit_code == 0
     path = tmp_path / "quick" / "tradeoff" / "rows.parquet"
     path.write_bytes(b"damaged")
-    for command in (["reproduce", "tradeoff", "--out", tmp_path], ["plot", tmp_path]):
+    for command in (
+        ["reproduce", "tradeoff", "--out", tmp_path, "--device", "cpu"],
+        ["plot", tmp_path],
+    ):
         found = invoke(*command)
         assert found.exit_code == 2
         assert "rows.parquet is damaged" in found.stderr
@@ -195,3 +205,15 @@ def whole_run():
             )
         whole_run.rows = result.rows
     return whole_run.rows
+
+
+def test_a_missing_figure_is_drawn_again_for_the_page(tmp_path):
+    invoke("reproduce", "tradeoff", "--out", tmp_path, "--device", "cpu")
+    figure = tmp_path / "quick" / "tradeoff" / "figure.svg"
+    before = figure.read_bytes()
+    figure.write_bytes(before[:100])
+    (tmp_path / "foreign").mkdir()
+    (tmp_path / "foreign" / "run.json").write_text("{}")
+    again = invoke("reproduce", "trajectory-deviations", "--out", tmp_path, "--device", "cpu")
+    assert again.exit_code == 0, again.output
+    assert figure.read_bytes() == before

@@ -166,3 +166,10 @@ def test_a_faint_ridge_is_still_a_signal(strength):
     found = tacit.fit(tacit.endpoint_equations(objective, [tacit.l2()], params={"weight": theta}))
     assert not found.problems
     assert found.strengths["l2"] == pytest.approx(strength, rel=1e-6)
+
+
+def test_a_model_of_zeros_says_that_ridge_cannot_be_seen():
+    model = nn.Linear(5, 1, bias=False).double()
+    nn.init.zeros_(model.weight)
+    found = tacit.estimate(model, F.mse_loss, random_data(17), [tacit.l2()])
+    assert "vanishing" in kinds(found)

@@ -181,3 +181,32 @@ def test_units_that_yield_nothing_are_a_bug_that_is_raised(tmp_path):
     with pytest.raises(RuntimeError, match="yielded no rows"):
         execute(tmp_path, broken)
     shutil.rmtree(tmp_path)
+
+
+def test_rows_of_another_device_or_version_are_set_aside(tmp_path, monkeypatch):
+    execute(tmp_path, toy())
+    assert execute(tmp_path, toy(), device="meta").reused == 0
+    monkeypatch.setattr(store, "_version", lambda name: "99")
+    assert execute(tmp_path, toy(), device="meta").reused == 0
+    assert len(list(tmp_path.glob("earlier-*"))) == 2
+    assert execute(tmp_path, toy(), device="meta").reused == 8
+
+
+def test_nothing_set_aside_is_ever_lost(tmp_path):
+    for factor in (1.0, 2.0, 1.0, 2.0):
+        execute(tmp_path, toy(Config(factor=factor)))
+    assert len(list(tmp_path.glob("earlier-*"))) == 3
+
+
+def headless_rows(folder):
+    head = json.loads((folder / "run.json").read_text())
+    del head["rows_sha256"]
+    (folder / "run.json").write_text(json.dumps(head))
+
+
+def test_a_head_without_its_hash_is_damaged(tmp_path):
+    execute(tmp_path, toy())
+    headless_rows(tmp_path)
+    with pytest.raises(tacit.InputError, match="rows_sha256 missing"):
+        execute(tmp_path, toy())
+    assert list(store.results(tmp_path)) == []

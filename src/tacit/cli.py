@@ -183,11 +183,11 @@ def _write_page(out: Path) -> None:
 
 
 def _write(path: Path, text: str) -> None:
-    partial = path.with_name(f".{path.name}.partial")
     try:
+        partial = path.with_name(f".{path.name}.partial")
         partial.write_text(text)
         partial.replace(path)
-    except OSError as error:
+    except (OSError, ValueError) as error:
         raise InputError(f"{path} cannot be written ({error}). Choose another file.") from error
 
 

@@ -189,6 +189,8 @@ def _collapsed(e: Evidence) -> Iterator[Problem]:
 
 def _collinear(e: Evidence) -> Iterator[Problem]:
     lost = e.system.rank < len(e.system.seen)
+    if not len(e.system.seen):
+        return  # said by vanishing
     if lost and e.equations.rows < len(e.system.seen):
         return  # said by underdetermined
     amplified = e.system.condition > CONDITION and (

@@ -73,7 +73,7 @@ class System:
     def weakest(self) -> Tensor:
         """The combination of unit columns nearest to cancelling; all that cancel, one a row."""
         _, s, vh = self._svd
-        first = min(self.rank, len(s) - 1)
+        first = max(0, min(self.rank, len(s) - 1))
         full = self.design.new_zeros(len(s) - first, len(self.norms))
         full[:, self.seen] = vh[first:]
         return full

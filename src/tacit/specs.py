@@ -1,6 +1,7 @@
 """What a user types on the command line, turned into an objective and regularizers."""
 
 import importlib
+import inspect
 from typing import Any
 
 import tacit
@@ -16,13 +17,19 @@ def find_objective(spec: str) -> "tacit.Objective":
         raise InputError(f"objective {spec!r}: write it as module:callable.")
     try:
         module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
+    except (ImportError, TypeError, SyntaxError) as error:
         raise InputError(
-            f"objective {spec!r}: {error}. Run from the folder that holds the module."
+            f"objective {spec!r}: {error}. Write module:callable, and run from the folder that "
+            "holds the module."
         ) from error
     if not callable(getattr(module, attribute, None)):
         raise InputError(f"objective {spec!r}: {module_name} has no callable {attribute!r}.")
-    found = getattr(module, attribute)()
+    make = getattr(module, attribute)
+    try:
+        inspect.signature(make).bind()
+    except TypeError as error:
+        raise InputError(f"objective {spec!r} must need no arguments: {error}.") from error
+    found = make()
     if not isinstance(found, tacit.Objective):
         raise InputError(
             f"objective {spec!r} returned a {type(found).__name__}: return a tacit.Objective."
@@ -39,7 +46,10 @@ def parse_regularizer(spec: str, objective: "tacit.Objective") -> "tacit.Regular
     name, _, rest = spec.partition(":")
     if name == "layerwise" and rest:
         return tacit.layerwise(parse_regularizer(rest, objective))
-    options = dict(_option(part, spec) for part in rest.split(",")) if rest else {}
+    given = [_option(part, spec) for part in rest.split(",")] if rest else []
+    options = dict(given)
+    if len(options) < len(given):
+        raise InputError(f"{spec!r} gives an option twice: give each once.")
     if name == "gradient_norm":
         return _make(spec, tacit.gradient_norm, objective, **options)
     if name not in SIMPLE:

@@ -5,6 +5,7 @@ XᵀX/n = V S Vᵀ.
 """
 
 import math
+from numbers import Real
 
 import torch
 from torch import Tensor
@@ -19,7 +20,7 @@ def early_stopping(X: Tensor, step: float, t: float) -> Tensor:
     θ += (η/n) Xᵀ(y − Xθ), descent on *half* the mean squared error; with torch's mse_loss and
     learning rate η pass step=2η. Needs η‖XᵀX/n‖ < 1.
     """
-    if not (math.isfinite(step) and step > 0) or not (math.isfinite(t) and t > 0):
+    if not (_positive(step) and _positive(t)):
         raise InputError(f"step {step!r} and t {t!r}: both must be finite and above zero.")
     values, vectors = _spectrum(X)
     largest = float(values.max())
@@ -39,13 +40,19 @@ def early_stopping_flow(X: Tensor, time: float) -> Tensor:
 
     The flow is dθ/dτ = (1/n) Xᵀ(y − Xθ) from zero (Ali, Kolter & Tibshirani 2019).
     """
-    if not (math.isfinite(time) and time > 0):
+    if not _positive(time):
         raise InputError(f"time {time!r}: pass a finite number above zero.")
     values, vectors = _spectrum(X)
     return _matrix(values, torch.expm1(time * values), vectors, limit=1 / time)
 
 
+def _positive(number: float) -> bool:
+    return isinstance(number, Real) and 0 < number < math.inf
+
+
 def _spectrum(X: Tensor) -> tuple[Tensor, Tensor]:
+    if not isinstance(X, Tensor):
+        raise InputError(f"X is a {type(X).__name__}: pass a torch tensor.")
     if X.ndim != 2 or not len(X) or not torch.isfinite(X).all():
         raise InputError(
             f"X has shape {tuple(X.shape)}: pass a finite matrix with one row an example."

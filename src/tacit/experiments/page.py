@@ -7,8 +7,10 @@ import re
 from pathlib import Path
 from typing import Any
 
+from tacit import plots
+from tacit.errors import InputError
 from tacit.experiments import MODULES, Check, load
-from tacit.experiments.store import Result, read, results
+from tacit.experiments.store import Result, atomically, read, results
 
 STYLE = """
 body { font: 16px/1.55 system-ui, sans-serif; color: #1d1d1f; background: #fff;
@@ -30,7 +32,14 @@ nav a { margin-right: 1rem; } small { color: #6e6e73; }
 def write_page(out: Path) -> Path:
     """Write `index.html` over every finished result below a folder."""
     order = list(MODULES)
-    found = [read(folder) for folder in results(out)]
+    found, broken = [], []
+    for folder in results(out):
+        try:
+            result = read(folder)
+            load(result.head["experiment"])
+            found.append(result)
+        except InputError as error:
+            broken.append(f"<p class='no'>{html.escape(str(error))}</p>")
     found.sort(key=lambda result: (result.head["preset"], order.index(result.head["experiment"])))
     body = "\n".join(_section(result) for result in found)
     links = " ".join(f'<a href="#{_anchor(r)}">{html.escape(_label(r))}</a>' for r in found)
@@ -44,20 +53,22 @@ def write_page(out: Path) -> Path:
 Hooker &amp; Kording, 2026), reproduced as published and exactly, with its key numbers beside the
 ones that are expected.</p>
 <nav>{links}</nav>
+{"".join(broken)}
 {body or "<p>No finished results yet.</p>"}
 </body></html>
 """
     path = out / "index.html"
-    partial = path.with_name(".index.html.partial")
-    partial.write_text(text)
-    partial.replace(path)
+    atomically(path, lambda partial: partial.write_text(text))
     return path
 
 
 def _section(result: Result) -> str:
     head = result.head
     experiment = load(head["experiment"])
-    drawing = (result.folder / "figure.svg").read_bytes()
+    path = result.folder / "figure.svg"
+    if not path.is_file() or not path.read_bytes().rstrip().endswith(b"</svg>"):
+        plots.save(experiment.plot(result.rows), result.folder)  # a run ended between the two
+    drawing = path.read_bytes()
     image = base64.b64encode(drawing).decode()
     title = html.escape(experiment.TITLE)
     caption = "".join(f"<p>{html.escape(p)}</p>" for p in experiment.CAPTION.strip().split("\n\n"))

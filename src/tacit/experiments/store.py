@@ -60,7 +60,8 @@ def execute(
         advance: is told how many units are done, of how many.
     """
     config = getattr(experiment, preset.upper())
-    head = {"experiment": name, "preset": preset, "config": asdict(config)}
+    head: dict[str, Any] = {"experiment": name, "preset": preset, "config": asdict(config)}
+    head |= {"device": device, "made_with": {n: _version(n) for n in ("tacit", "torch")}}
     head["config_hash"] = _hash(json.dumps(head, sort_keys=True).encode())
     _make(folder)
     if force:
@@ -109,8 +110,11 @@ def read_head(folder: Path) -> dict[str, Any]:
     path = folder / "run.json"
     try:
         head = json.loads(path.read_text())
-        if not {"experiment", "preset", "config", "config_hash"} <= head.keys():
-            raise ValueError("keys are missing")
+        kinds = {"experiment": str, "preset": str, "config": dict, "config_hash": str}
+        kinds |= {"rows": int, "rows_sha256": str} if head.get("complete") else {}
+        wrong = [key for key, kind in kinds.items() if not isinstance(head.get(key), kind)]
+        if wrong:
+            raise ValueError(f"{', '.join(wrong)} missing or wrong")
     except (OSError, ValueError, AttributeError) as error:
         raise InputError(f"{path} is damaged or not tacit's ({error}). {_REMEDY}") from error
     return head
@@ -164,8 +168,8 @@ def _check_owner(folder: Path, head: dict[str, Any], name: str) -> None:
 
 def _set_aside(folder: Path, old: str) -> None:
     """Move rows of another configuration away, so that they can never mix with new ones."""
-    aside = folder / f"earlier-{old[:8]}"
-    shutil.rmtree(aside, ignore_errors=True)
+    taken = len(list(folder.glob(f"earlier-{old[:8]}*")))
+    aside = folder / (f"earlier-{old[:8]}" + (f"-{taken}" if taken else ""))
     aside.mkdir()
     for path in list(folder.iterdir()):
         if not path.name.startswith("earlier-"):
@@ -202,8 +206,7 @@ def _write_part(
     table = table.replace_schema_metadata({b"tacit": about.encode()})
     slug = re.sub(r"[^a-z0-9.]+", "-", unit.lower())
     path = folder / "parts" / f"{number:05d}-{slug}.parquet"
-    path.parent.mkdir(exist_ok=True)
-    _atomically(path, lambda partial: pq.write_table(table, partial))
+    atomically(path, lambda partial: pq.write_table(table, partial))
     return table
 
 
@@ -214,7 +217,7 @@ def _finish(folder: Path, parts: "list[pa.Table]", head: dict[str, Any]) -> None
     bare = [part.replace_schema_metadata(None) for part in parts]
     table = pa.concat_tables(bare, promote_options="permissive")
     path = folder / "rows.parquet"
-    _atomically(path, lambda partial: pq.write_table(table, partial))
+    atomically(path, lambda partial: pq.write_table(table, partial))
     whole = {
         **head,
         "complete": True,
@@ -237,22 +240,27 @@ def _version(name: str) -> str:
 
 
 def content_hash(rows: list[Row]) -> str:
-    """A hash of the rows without measured times: the same at every run of one configuration."""
+    """A hash of the rows without measured times: what two runs of one kind agree on."""
     bare = [{k: v for k, v in row.items() if not k.endswith("_seconds")} for row in rows]
     return _hash(json.dumps(bare, sort_keys=True).encode())
 
 
 def _write_json(path: Path, content: dict[str, Any]) -> None:
-    _atomically(path, lambda partial: partial.write_text(json.dumps(content, indent=2) + "\n"))
+    atomically(path, lambda partial: partial.write_text(json.dumps(content, indent=2) + "\n"))
 
 
-def _atomically(path: Path, write: Callable[[Path], object]) -> None:
+def atomically(path: Path, write: Callable[[Path], object]) -> None:
+    """Write a file whole or not at all."""
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     try:
+        path.parent.mkdir(exist_ok=True)
         write(partial)
         partial.replace(path)
+    except OSError as error:
+        raise InputError(f"{path} cannot be written ({error}). Choose another --out.") from error
     finally:
-        partial.unlink(missing_ok=True)
+        if path.parent.is_dir():
+            partial.unlink(missing_ok=True)
 
 
 def _hash(content: bytes) -> str:
@@ -260,7 +268,11 @@ def _hash(content: bytes) -> str:
 
 
 def results(out: Path) -> Iterator[Path]:
-    """Folders of finished runs below a folder, or the folder itself."""
+    """Folders of finished runs below a folder, or the folder itself; foreign ones are passed by."""
     for path in sorted([*out.glob("run.json"), *out.glob("*/run.json"), *out.glob("*/*/run.json")]):
-        if not path.parent.name.startswith("earlier-") and read_head(path.parent).get("complete"):
+        try:
+            complete = read_head(path.parent).get("complete")
+        except InputError:
+            continue
+        if complete and not path.parent.name.startswith("earlier-"):
             yield path.parent

@@ -13,7 +13,7 @@ from tacit.fitting import Fit
 from tacit.objective import Objective
 from tacit.params import Params, norm
 from tacit.regularizers import Regularizer
-from tacit.validation.curvature import ZERO, Spectrum, is_quadratic, spectrum
+from tacit.validation.curvature import ZERO, Spectrum, is_quadratic, spectrum, unit_scale
 from tacit.validation.penalised import NoHessianError, Penalised, penalty
 
 Verdict = Literal[
@@ -31,8 +31,8 @@ RANGE = 1e-8
 """A force along flat directions beyond this part of the whole is one."""
 
 MEANING: dict[Verdict, str] = {
-    "strongly convex": "f is quadratic with positive curvature everywhere: it has one minimiser, "
-    "and retraining finds it from any start",
+    "strongly convex": "f is quadratic with positive curvature, as far as probed: it has one "
+    "minimiser, and retraining finds it from any start",
     "convex, positive definite": "f is convex, as stated, with positive curvature here: its "
     "minimiser is the only one, and retraining finds it from any start",
     "locally unique": "no other stationary point lies close by: retraining that ends near these "
@@ -210,22 +210,27 @@ def certify_least_squares(
     """
     X, y, matrix, theta = _check_least_squares(X, y, matrix, params)
     A, b = X.T @ X / len(X) + (matrix + matrix.T) / 2, X.T @ y / len(X)
-    values, vectors = torch.linalg.eigh(A)
+    # Columns of unequal scale spread the eigenvalues of A without making it singular: signs are
+    # those of D A D, with D such that the diagonal is about one.
+    scale = unit_scale(X.square().mean(0) + matrix.diagonal().abs())
+    values, vectors = torch.linalg.eigh(scale[:, None] * A * scale)
     zero = ZERO * torch.finfo(torch.float64).eps * float(values.abs().max())
-    kernel, inside = vectors[:, values.abs() <= zero], values.abs() > zero
-    scale = float(X.norm() * y.norm()) / len(X)
+    flat, inside = vectors[:, values.abs() <= zero], vectors[:, values.abs() > zero]
+    kernel = torch.linalg.qr(scale[:, None] * flat).Q
+    along = (X.norm(dim=0) @ kernel.abs()) * y.norm() / len(X)  # what rounding is relative to
     minimiser = None
-    if float(values[0]) > zero:
-        verdict, minimiser = "strongly convex", torch.linalg.solve(A, b)
-    elif float(values[0]) < -zero or float((kernel.T @ b).norm()) > RANGE * scale:
+    if float(values[0]) < -zero or ((kernel.T @ b).abs() > RANGE * along).any():
         verdict = "unbounded"
     else:
-        own = vectors[:, inside]
-        verdict, minimiser = "not unique", own @ ((own.T @ b) / values[inside])
+        verdict = "not unique" if kernel.shape[1] else "strongly convex"
+        own = values[values.abs() > zero]
+        minimiser = scale * (inside @ ((inside.T @ (scale * b)) / own))
+        minimiser = minimiser - kernel @ (kernel.T @ minimiser)
     distance = None
     if minimiser is not None and theta is not None:
         away = theta - minimiser
         distance = float((away - kernel @ (kernel.T @ away)).norm())
+    values = torch.linalg.eigvalsh(A)
     numbers = f"smallest eigenvalue of XᵀX/n + Λ {float(values[0]):.3g}, kernel {kernel.shape[1]}"
     found = "" if distance is None else f"; the weights lie {distance:.3g} from the minimisers"
     return LeastSquaresCertificate(
@@ -261,4 +266,5 @@ def _check_least_squares(
         if not torch.isfinite(tensor).all():
             raise InputError(f"{name} holds NaN or infinite values: pass finite numbers.")
     theta = None if params is None else params.detach().double().flatten()
-    return X.double(), y.double().flatten(), matrix.double(), theta
+    X, y, matrix = (part.detach().double() for part in (X, y, matrix))
+    return X, y.flatten(), matrix, theta

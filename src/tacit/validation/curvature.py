@@ -40,10 +40,25 @@ def spectrum(function: Penalised, theta: Tensor, generator: torch.Generator) -> 
 
 
 def dense_spectrum(matrix: Tensor, epsilon: float) -> Spectrum:
-    """All eigenvalues are computed; exact to rounding."""
+    """All eigenvalues are computed; exact to rounding.
+
+    Parameters of unequal scale spread a spectrum without making it singular: whether it is
+    positive definite is asked of the matrix with a unit diagonal, which has the same signs.
+    """
     values, vectors = torch.linalg.eigh(matrix)
+    scale = unit_scale(matrix.diagonal().abs())
+    even = torch.linalg.eigvalsh(scale[:, None] * matrix * scale)
+    if float(even[0]) > ZERO * epsilon * float(even.abs().max()):
+        inverse = scale[:, None] * torch.linalg.inv(scale[:, None] * matrix * scale) * scale
+        smallest = 1 / float(torch.linalg.eigvalsh(inverse)[-1])
+        return Spectrum(smallest, 0.0, vectors[:, :1], "dense")
     zero = ZERO * epsilon * float(values.abs().max())
     return Spectrum(float(values[0]), zero, vectors[:, values <= values[0] + 2 * zero], "dense")
+
+
+def unit_scale(diagonal: Tensor) -> Tensor:
+    """Factors that bring a diagonal to one; one where it is zero."""
+    return torch.where(diagonal > 0, diagonal, 1.0).rsqrt()
 
 
 def lanczos_spectrum(
@@ -92,7 +107,9 @@ def is_quadratic(function: Penalised, theta: Tensor, generator: torch.Generator)
     product = function.curvature(theta)
     far = 3 * max(float(theta.norm()), 1.0)
     noise = torch.randn(2, len(theta), generator=generator, dtype=torch.float64)
-    for move in (-theta, -2 * theta, *(far * noise / noise.norm(dim=1, keepdim=True))):
+    sides = noise / noise.norm(dim=1, keepdim=True)
+    probes = [reach * far * side for reach in (1, 1e3, 1e6) for side in sides]
+    for move in (-theta, -2 * theta, *probes):
         try:
             there = function.value_and_gradient(theta + move)[1]
         except InputError:  # it overflows there, as no quadratic would
