@@ -42,8 +42,8 @@ As published: data, seeds, pools of 100 endpoints, σ. Different: the residual b
 published one; (E) medians over the pools with their range, because around m = p = 10 the system is
 barely determined and the error is heavy-tailed: single pools lie several times above the rest, and
 the published mean (dotted) follows them; (F) further draws of the data, each with its own
-crossover (ticks): over the paper preset's forty draws they lie between σ ≈ 4 and σ ≈ 15, most of them later than the
-published one near 6.
+crossover (ticks): over the paper preset's forty draws they lie between σ ≈ 4 and σ ≈ 15, most of
+them later than the published one near 6.
 """.strip()
 
 Kind = Literal["pairs", "residual"]
