@@ -82,6 +82,15 @@ def test_targets_equal_the_dense_ones():
     torch.testing.assert_close(factor.T @ factor, rows.T @ rows, rtol=1e-10, atol=1e-12)
 
 
+def test_the_flow_equals_the_dense_one():
+    model, data = tanh_mlp(2), random_data(2)
+    objective, point = tacit.Objective(model, F.mse_loss, data, batch_size=20), params_of(model)
+    found = tacit.rk4(substeps=3)(objective, point, 0.1)
+    dense = loss_of(model, F.mse_loss, data)
+    expected = reference.flow_displacement(dense, point, 0.1, substeps=3)
+    torch.testing.assert_close(reference.flat(found), expected, rtol=1e-12, atol=1e-14)
+
+
 def step_size_ratio(step, *, momentum=0.0, burn_in=0, seed=3):
     """Recovered strength of ‖∇L‖² over the theory's, for one step of (heavy-ball) descent."""
     model, data = tanh_mlp(seed), random_data(seed)

@@ -68,6 +68,23 @@ def euler_target(loss: Function, point: Params, displacement: Params, time: floa
     return -gradient(loss, point) - flat(displacement) / time
 
 
+def flow_displacement(loss: Function, point: Params, time: float, *, substeps: int = 10) -> Tensor:
+    """Where dθ/dt = −∇L goes from a point in a given time, by classical Runge–Kutta."""
+    sizes, theta, h = [p.numel() for p in point.values()], flat(point), time / substeps
+
+    def slope(vector: Tensor) -> Tensor:
+        parts = zip(point.items(), vector.split(sizes), strict=True)
+        return -gradient(loss, {n: part.reshape(p.shape) for (n, p), part in parts})
+
+    for _ in range(substeps):
+        k1 = slope(theta)
+        k2 = slope(theta + h / 2 * k1)
+        k3 = slope(theta + h / 2 * k2)
+        k4 = slope(theta + h * k3)
+        theta = theta + h / 6 * (k1 + 2 * k2 + 2 * k3 + k4)
+    return theta - flat(point)
+
+
 def fit(design: Tensor, target: Tensor, *, rank: float = 1e-12) -> Tensor:
     """Least-squares strengths; where columns are dependent, the ones of least norm.
 
