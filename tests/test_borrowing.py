@@ -69,7 +69,7 @@ def state(model):
         "objects": {n: id(t) for n, t in tensors.items()},
         "gradients": [p.grad if p.grad is None else p.grad.tolist() for p in model.parameters()],
         "trainable": [p.requires_grad for p in model.parameters()],
-        "random": (random.getstate(), str(np.random.get_state()), torch.get_rng_state().tolist()),  # noqa: NPY002
+        "random": (random.getstate(), str(np.random.get_state()), torch.get_rng_state().tolist()),  # noqa: NPY002 # the global state
     }
 
 
@@ -278,7 +278,7 @@ def test_noise_that_no_torch_seed_reaches_is_refused_in_training_too():
 
 @pytest.mark.parametrize(
     "noise",
-    [lambda: torch.rand(()), lambda: np.random.rand(), random.random],  # noqa: NPY002
+    [lambda: torch.rand(()), lambda: np.random.rand(), random.random],  # noqa: NPY002 # the global state
     ids=["torch", "numpy", "python"],
 )
 def test_a_randomly_augmenting_data_set_is_refused(noise):

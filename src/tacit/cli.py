@@ -167,13 +167,14 @@ def choose_device(name: str) -> tuple[str, str]:
 @contextmanager
 def _progress(label: str) -> Iterator[Callable[[int, int], None]]:
     """A bar with the time left, on terminals."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-    from rich.progress import TimeRemainingColumn as Left
+    from tacit.progress import new_bar
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), Left())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    bar = new_bar()
+    try:
         task = bar.add_task(label, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
+    finally:
+        bar.stop()
 
 
 def _write_page(out: Path) -> None:

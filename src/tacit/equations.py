@@ -179,7 +179,7 @@ class Equations:
         try:
             with safe_open(path, framework="pt") as file:
                 metadata = file.metadata() or {}
-                factors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+                factors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 # the file is no mapping
         except (OSError, SafetensorError) as error:
             raise InputError(
                 f"{path} holds no equations that can be read: {error}. Pass a file that "

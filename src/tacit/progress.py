@@ -20,7 +20,7 @@ def track(items: Iterable[Item], *, total: int | None, label: str) -> Iterator[I
     try:
         for done, item in enumerate(items):
             if bar is None and time.monotonic() - start > PATIENCE:
-                bar = _bar()
+                bar = new_bar()
                 task = bar.add_task(label, total=total, completed=done)
             yield item
             if bar is not None and task is not None:
@@ -30,7 +30,8 @@ def track(items: Iterable[Item], *, total: int | None, label: str) -> Iterator[I
             bar.stop()
 
 
-def _bar():  # rich is imported only where a bar is drawn
+def new_bar():  # rich is imported only where a bar is drawn
+    """A started bar with the time left, on the error stream; the caller stops it."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
     from rich.progress import TimeRemainingColumn as Left
