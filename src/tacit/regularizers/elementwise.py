@@ -38,6 +38,7 @@ def l2(*, scope: Scope = None, name: str = "l2") -> Regularizer:
         value=lambda theta, _: theta.square().sum(),
         slope=_entrywise(lambda theta: 2 * theta),
         kind="l2",
+        entrywise=True,
     )
 
 
@@ -52,6 +53,7 @@ def l1(*, scope: Scope = None, name: str = "l1") -> Regularizer:
         scope=scope,
         value=lambda theta, _: theta.abs().sum(),
         slope=_entrywise(torch.sign, kinks=lambda theta: theta == 0),
+        entrywise=True,
     )
 
 
@@ -72,6 +74,7 @@ def smooth_l1(beta: float, *, scope: Scope = None, name: str = "smooth_l1") -> R
         ),
         slope=_entrywise(lambda theta: (theta / beta).clamp(-1, 1)),
         kind="smooth_l1",
+        entrywise=True,
     )
 
 

@@ -43,6 +43,8 @@ class Regularizer:
         value: R_j(θ) for every j, a 1-D tensor that autograd can differentiate (for retraining).
         separable: R is a sum over tensors, so that it can be split by layer.
         kind: what diagnoses and `Fit.matrix()` must know of it; a name can be chosen freely.
+        entrywise: R is a sum of one function over entries, so that the columns of stacked
+            parameters are the stacked columns.
     """
 
     name: str
@@ -50,6 +52,7 @@ class Regularizer:
     value: Callable[[Params], Tensor] = field(repr=False)
     separable: bool = False
     kind: Kind = ""
+    entrywise: bool = False
 
     def gradient(self, params: Params, names: Iterable[str] | None = None) -> dict[str, Params]:
         """Every column as a dictionary of whole tensors, restricted to the named ones.
@@ -106,6 +109,7 @@ def separable(
     slope: Callable[[Tensor, str], Slope],
     covers: Callable[[Tensor], bool] = lambda tensor: True,
     kind: Kind = "",
+    entrywise: bool = False,
 ) -> Regularizer:
     """A one-coefficient family that is a sum over tensors.
 
@@ -116,6 +120,7 @@ def separable(
         slope: ∇R of one tensor, given its name, in float64.
         covers: which tensors it is defined for at all.
         kind: what diagnoses must know of it.
+        entrywise: every entry is treated alone, and all alike.
     """
     check_name(name)
 
@@ -146,7 +151,7 @@ def separable(
     def values(params: Params) -> Tensor:
         return torch.stack([value(params[n], n) for n in chosen(params)]).sum().reshape(1)
 
-    return Regularizer(name, bind, values, separable=True, kind=kind)
+    return Regularizer(name, bind, values, separable=True, kind=kind, entrywise=entrywise)
 
 
 def _one_at_a_time(params: Params, slope: Callable[[Tensor, str], Slope]) -> Callable[[str], Slope]:

@@ -1,0 +1,125 @@
+"""Columns of regularizers for all members, and their batched triangular factors."""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from tacit.assembly import Bound, Candidates
+from tacit.ensembles.members import Ensemble
+from tacit.equations import Block, triangle
+from tacit.params import Params, layer_of
+from tacit.regularizers import Regularizer
+
+
+class Columns(NamedTuple):
+    """A family's columns on one tensor, (members, rows, columns), and rows at kinks."""
+
+    values: Tensor
+    kinks: Tensor
+
+
+def columns(regularizer: Regularizer, params: Params, name: str) -> Columns | None:
+    """∇R_j of every member on one tensor, in float64; None where the family does not cover it.
+
+    Families that treat each entry alone are evaluated on the stacked tensor as it is; others
+    member by member.
+    """
+    members = len(params[name])
+    if regularizer.entrywise:
+        return _read(regularizer, params, name, members)
+    each = [
+        _read(regularizer, {n: p[m] for n, p in params.items()}, name, 1) for m in range(members)
+    ]
+    found = [part for part in each if part is not None]
+    return Columns(*map(torch.cat, zip(*found, strict=True))) if found else None
+
+
+def _read(regularizer: Regularizer, params: Params, name: str, members: int) -> Columns | None:
+    bound = regularizer.bind(params)
+    if name not in bound.active:
+        return None
+    whole = slice(0, params[name].numel())
+    values, kinks = bound.rows(name, whole), bound.kinks(name, whole)
+    if kinks is None:
+        kinks = torch.zeros(len(values), dtype=torch.bool, device=values.device)
+    return Columns(values.reshape(members, -1, values.shape[1]), kinks.reshape(members, -1))
+
+
+def blocks(
+    ensemble: Ensemble,
+    candidates: Candidates,
+    targets: Params,
+    *,
+    kinks: Params,
+    floors: Params,
+    averaged: Mapping[Regularizer, Params],
+) -> list[list[Block]]:
+    """The equations of every member, one block a layer, as `tacit.assembly.assemble` makes them.
+
+    Args:
+        ensemble: the points.
+        candidates: the regularizers to estimate.
+        targets: stacked targets.
+        kinks: rows (members, rows) that known penalties take out already.
+        floors: norms, by tensor and member, of targets that would be rounding alone.
+        averaged: columns that are given, as means over an epoch, rather than taken at the point.
+    """
+    params = ensemble.params
+
+    def read(regularizer: Regularizer, name: str) -> Columns | None:
+        found = columns(regularizer, params, name)
+        if found is None or regularizer not in averaged:
+            return found
+        mean = averaged[regularizer][name].flatten(1)
+        return Columns(mean.unsqueeze(2), torch.zeros_like(found.kinks))
+
+    first = candidates.bind(ensemble.member(0))
+    layers: dict[str, list[str]] = {}
+    for name in ensemble.params:
+        layers.setdefault(layer_of(name), []).append(name)
+    every: list[list[Block]] = [[] for _ in range(len(ensemble))]
+    for layer, names in layers.items():
+        active = sorted({c for name in names for c in first.columns.active.get(name, ())})
+        rows, gone, factors = 0, 0, None
+        for name in names:
+            read_here = [read(r, name) for r in candidates.estimated]
+            matrix, out = _rows(name, first, read_here, targets[name], active)
+            out |= kinks[name]
+            own = _triangles(matrix.masked_fill_(out.unsqueeze(2), 0))
+            factors = own if factors is None else _triangles(torch.cat([factors, own], 1))
+            rows, gone = rows + out.shape[1], gone + out.sum(1)
+        floor = torch.stack([floors[n].square() for n in names]).sum(0).sqrt()
+        for m, (own, left_out) in enumerate(zip(every, gone.tolist(), strict=True)):
+            own.append(
+                Block(
+                    layer, tuple(active), factors[m], rows - left_out, left_out, float(floor[m])
+                )  # fmt: skip
+            )
+    return every
+
+
+def _rows(
+    name: str, bound: Bound, found: Sequence[Columns | None], target: Tensor, active: list[int]
+) -> tuple[Tensor, Tensor]:
+    """[design | target] of one tensor, (members, rows, columns + 1), and which rows are at kinks.
+
+    Rows at kinks are in no equation; as zeros they add nothing to a factor.
+    """
+    flat = target.flatten(1)
+    matrix = flat.new_zeros(*flat.shape, len(active) + 1)
+    matrix[..., -1] = flat
+    kinks = torch.zeros_like(flat, dtype=torch.bool)
+    own = [active.index(column) for column in bound.columns.active.get(name, ())]
+    parts = [part for part in found if part is not None]
+    if parts:
+        matrix[..., own] = torch.cat([part.values for part in parts], dim=2)
+    for part in parts:
+        kinks |= part.kinks
+    return matrix, kinks
+
+
+def _triangles(matrix: Tensor) -> Tensor:
+    """R of every member's QR factorisation, on the CPU."""
+    return torch.stack([triangle(own) for own in matrix]).cpu()

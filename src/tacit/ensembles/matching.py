@@ -1,0 +1,153 @@
+"""Gradient matching for all members at once: batched gradients, columns and factors, M fits."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from tacit.assembly import check_candidates
+from tacit.ensembles.columns import blocks, columns
+from tacit.ensembles.data import Owned, own_data
+from tacit.ensembles.gradients import Loss, batch_slopes, whole_slopes
+from tacit.ensembles.members import Ensemble
+from tacit.ensembles.penalties import Penalties, Strengths, own_penalties
+from tacit.ensembles.run import Run
+from tacit.equations import Equations, Source
+from tacit.fitting import Fit, fit
+from tacit.params import Params, check_finite
+from tacit.probes import moved_by_last_digit
+from tacit.regularizers import Regularizer
+
+PROBE = 64
+"""Examples on which rounding is measured."""
+
+
+def endpoint_equations(
+    ensemble: Ensemble,
+    loss: Loss,
+    data: Any,
+    regularizers: Regularizer | Sequence[Regularizer],
+    *,
+    known: Mapping[Regularizer, Strengths] | None = None,
+) -> list[Equations]:
+    """Equations Σ λ_k ∇R_k(θ) = −∇L(θ) of every member, as `tacit.endpoint_equations` writes.
+
+    All in float64, in one pass over the data. `known` penalties may have one strength a member.
+    """
+    wide = ensemble.to(torch.float64)
+    owned = own_data(data, len(wide), wide.first)
+    values, slopes = whole_slopes(wide, loss, owned)
+    targets = {n: -slope for n, slope in slopes.items()}
+    floors = _rounding(wide, loss, owned)
+    source = _Sources("endpoint", loss, owned, _norms(slopes), values.tolist())
+    return _write(wide, targets, floors, source, regularizers, known)
+
+
+def epoch_equations(
+    run: Run,
+    loss: Loss,
+    data: Any,
+    regularizers: Regularizer | Sequence[Regularizer],
+    *,
+    known: Mapping[Regularizer, Strengths] | None = None,
+) -> list[Equations]:
+    """Equations Σ λ_k ∇R_k(θ̄) = −∇L(θ̄) − Δθ/time of every member over its last epoch.
+
+    The steps of an epoch summed up, with its mean point θ̄, whole displacement Δθ and flow time
+    η·steps/(1−β): the noise of single batches averages out, and what was left of the way to the
+    optimum is in the equation. Regularizers that the plan averaged have their mean gradient over
+    the epoch as column; for others, as for ∇L, it is taken at the mean point. After Adam the displacement is first scaled by √v̂ + ε, the
+    metric that its steps are taken in; this assumes that v̂ was steady over the epoch.
+    """
+    wide = run.average.to(torch.float64)
+    owned = own_data(data, len(wide), wide.first)
+    _, slopes = whole_slopes(wide, loss, owned)
+    eps = torch.finfo(run.last.first.dtype).eps
+    targets, floors = {}, {}
+    for name, slope in slopes.items():
+        scale = 1 / run.time.view(-1, *[1] * (slope.dim() - 1))
+        scale = scale if run.metric is None else scale * run.metric[name]
+        targets[name] = -slope - run.displacement[name] * scale
+        floors[name] = eps * (wide.params[name] * scale).flatten(1).norm(dim=1)
+    source = _Sources("trajectory", loss, owned, _norms(slopes), None)
+    return _write(wide, targets, floors, source, regularizers, known, run.columns)
+
+
+def fits(equations: Sequence[Equations], *, nonnegative: bool = False) -> list[Fit]:
+    """A fit of every member's equations: their factors are a few numbers each by now."""
+    return [fit(own, nonnegative=nonnegative) for own in equations]
+
+
+class _Sources(NamedTuple):
+    """What the sources of all members say."""
+
+    mode: str
+    loss: Loss
+    data: Owned
+    gradient_norms: list[float]
+    values: list[float] | None
+
+    def of(self, ensemble: Ensemble, known: Penalties) -> Iterator[Source]:
+        """The source of every member."""
+        names = [n for n, _ in ensemble.model.named_parameters(remove_duplicate=False)]
+        lengths = _norms(ensemble.params)
+        for m in range(len(ensemble)):
+            strengths = zip(known.regularizers, known.strengths, strict=True)
+            yield Source(
+                mode=self.mode,
+                loss=getattr(self.loss, "__name__", type(self.loss).__name__),
+                examples=self.data.examples,
+                parameters=sum(p[0].numel() for p in ensemble.params.values()),
+                tensors=len(ensemble.params),
+                frozen=0,
+                tied=len(names) - len(ensemble.params),
+                dtype="float64",
+                gradient_norm=self.gradient_norms[m],
+                parameter_norm=lengths[m],
+                loss_value=None if self.values is None else self.values[m],
+                known={r.name: float(own[m]) for r, own in strengths},
+            )
+
+
+def _write(
+    ensemble: Ensemble,
+    targets: Params,
+    floors: Params,
+    sources: _Sources,
+    regularizers: Regularizer | Sequence[Regularizer],
+    known: Mapping[Regularizer, Strengths] | None,
+    averaged: Mapping[Regularizer, Params] | None = None,
+) -> list[Equations]:
+    check_finite(targets, what="the target")
+    candidates = check_candidates(regularizers, None)
+    fixed = own_penalties(known, ensemble.params, what="known", single=True)
+    kinks = {n: torch.zeros_like(t.flatten(1), dtype=torch.bool) for n, t in targets.items()}
+    for regularizer, strengths in zip(fixed.regularizers, fixed.strengths, strict=True):
+        for name, target in targets.items():
+            found = columns(regularizer, ensemble.params, name)
+            if found is not None:
+                target.sub_((found.values[..., 0] * strengths).reshape(target.shape))
+                kinks[name] |= found.kinks
+    bound = candidates.bind(ensemble.member(0))
+    every = blocks(
+        ensemble, candidates, targets, kinks=kinks, floors=floors, averaged=averaged or {}
+    )
+    return [
+        Equations(bound.families, bound.columns.names, 1, tuple(own), (source,))
+        for own, source in zip(every, sources.of(ensemble, fixed), strict=True)
+    ]
+
+
+def _rounding(ensemble: Ensemble, loss: Loss, data: Owned) -> Params:
+    """Norm, by tensor and member, of the change of ∇L when every weight moves by its last digit."""
+    inputs, targets = next(data.slices(PROBE))
+    here = batch_slopes(ensemble, loss, inputs, targets).gradients
+    moved = ensemble.at(moved_by_last_digit(ensemble.params))
+    there = batch_slopes(moved, loss, inputs, targets).gradients
+    return {n: (there[n] - here[n]).flatten(1).norm(dim=1) for n in here}
+
+
+def _norms(tensors: Params) -> list[float]:
+    squares: list[Tensor] = [t.flatten(1).square().sum(1) for t in tensors.values()]
+    return torch.stack(squares).sum(0).sqrt().tolist()

@@ -1,0 +1,135 @@
+"""SGD and Adam on stacked parameters, as torch's optimizers with a rate for each member."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tacit.errors import InputError
+from tacit.params import Params
+
+Rate = float | Sequence[float] | Tensor
+"""One step size for all members, or one each."""
+
+State = dict[str, Params]
+"""What an optimizer remembers, stacked like the parameters."""
+
+
+@dataclass(frozen=True, eq=False)
+class SGD:
+    """Gradient descent with heavy-ball momentum: v ← βv + ∇, θ ← θ − ηv.
+
+    Args:
+        rate: η.
+        momentum: β.
+        milestones: epochs from which the rate is multiplied by `factor`, each once more.
+        factor: what it is multiplied by.
+    """
+
+    rate: Rate
+    momentum: float = 0.0
+    milestones: tuple[int, ...] = ()
+    factor: float = 0.1
+
+    def __post_init__(self) -> None:
+        _check_fraction("momentum", self.momentum)
+
+    def start(self, params: Params) -> State:
+        """Memory at rest."""
+        return {"velocity": _zeros(params)} if self.momentum else {}
+
+    def step(self, params: Params, slopes: Params, state: State, rate: Tensor, _: int) -> None:
+        """One update in place."""
+        for name, theta in params.items():
+            moved = slopes[name]
+            if self.momentum:
+                moved = state["velocity"][name].mul_(self.momentum).add_(moved)
+            theta.sub_(moved * _spread(rate, theta))
+
+    def flow_time(self, rate: Tensor) -> Tensor:
+        """Time of gradient flow that a step takes: η/(1−β)."""
+        return rate.double() / (1 - self.momentum)
+
+    def metric(self, params: Params, state: State, steps: int) -> Params | None:
+        """Nothing: steps are along the gradient."""
+
+
+@dataclass(frozen=True, eq=False)
+class Adam:
+    """Adam as in torch: θ ← θ − η m̂/(√v̂ + ε).
+
+    Args:
+        rate: η.
+        betas: decay of the averages of ∇ and ∇².
+        epsilon: ε.
+        milestones: epochs from which the rate is multiplied by `factor`, each once more.
+        factor: what it is multiplied by.
+    """
+
+    rate: Rate
+    betas: tuple[float, float] = (0.9, 0.999)
+    epsilon: float = 1e-8
+    milestones: tuple[int, ...] = ()
+    factor: float = 0.1
+
+    def __post_init__(self) -> None:
+        for beta in self.betas:
+            _check_fraction("a beta", beta)
+
+    def start(self, params: Params) -> State:
+        """Memory at rest."""
+        return {"mean": _zeros(params), "square": _zeros(params)}
+
+    def step(self, params: Params, slopes: Params, state: State, rate: Tensor, count: int) -> None:
+        """One update in place, the `count`-th."""
+        first, second = self.betas
+        for name, theta in params.items():
+            mean = state["mean"][name].lerp_(slopes[name], 1 - first)
+            square = state["square"][name].mul_(second)
+            square.addcmul_(slopes[name], slopes[name], value=1 - second)
+            scale = square.sqrt().div_(math.sqrt(1 - second**count)).add_(self.epsilon)
+            theta.sub_(mean / scale * _spread(rate / (1 - first**count), theta))
+
+    def flow_time(self, rate: Tensor) -> Tensor:
+        """Time that a step takes in the flow θ' = −∇/(√v̂ + ε)."""
+        return rate.double()
+
+    def metric(self, params: Params, state: State, steps: int) -> Params:
+        """√v̂ + ε: what turns a displacement into the force behind it."""
+        correction = math.sqrt(1 - self.betas[1] ** steps)
+        return {n: v.double().sqrt() / correction + self.epsilon for n, v in state["square"].items()}
+
+
+Optimizer = SGD | Adam
+
+
+def rates(optimizer: Optimizer, members: int, like: Tensor) -> Tensor:
+    """The first rate of every member."""
+    given = torch.as_tensor(optimizer.rate, dtype=like.dtype, device=like.device)
+    if given.shape not in ((), (members,)) or not bool(((given > 0) & given.isfinite()).all()):
+        raise InputError(
+            f"rate is {optimizer.rate!r}: pass a number above zero, or one for each of the "
+            f"{members} members."
+        )
+    return given.expand(members).clone()
+
+
+def factor_at(optimizer: Optimizer, epoch: int) -> float:
+    """What the schedule multiplies the rates by in an epoch, counted from 0."""
+    return optimizer.factor ** sum(epoch >= milestone for milestone in optimizer.milestones)
+
+
+def _spread(values: Tensor, like: Tensor) -> Tensor:
+    """One value a member, in as many dimensions as the parameter has."""
+    return values.view(-1, *[1] * (like.dim() - 1))
+
+
+def _zeros(params: Params) -> Params:
+    return {n: torch.zeros_like(p) for n, p in params.items()}
+
+
+def _check_fraction(name: str, value: float) -> None:
+    if isinstance(value, bool) or not isinstance(value, float | int) or not 0 <= value < 1:
+        raise InputError(f"{name} is {value!r}: pass a number from 0 to below 1.")

@@ -1,0 +1,211 @@
+"""Training M members as one program: each ends where it would have ended alone."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.func import vmap
+
+from tacit.ensembles.chance import Chance
+from tacit.ensembles.data import Owned, own_data
+from tacit.ensembles.denormals import flushed_denormals
+from tacit.ensembles.forward import Drop
+from tacit.ensembles.gradients import Loss, mean_loss
+from tacit.ensembles.members import Ensemble, check_seeds
+from tacit.ensembles.optimizers import State, factor_at, rates
+from tacit.ensembles.penalties import Penalties, Strengths, own_penalties
+from tacit.ensembles.plan import Plan
+from tacit.ensembles.run import Average, Outcome, Run
+from tacit.errors import InputError
+from tacit.params import Params
+from tacit.progress import track
+from tacit.regularizers import Regularizer
+
+def train(
+    ensemble: Ensemble,
+    loss: Loss,
+    data: Any,
+    plan: Plan,
+    *,
+    seeds: Iterable[int],
+    penalties: Mapping[Regularizer, Strengths] | None = None,
+    dropout: float | Sequence[float] | Tensor | None = None,
+) -> Run:
+    """Train all members on loss + Σ_k λ_k R_k at once.
+
+    A member's weights are those that a plain loop gives alone: batches in the order of
+    `order_generator(seed)`, masks of `mask_generator(seed)`. Members that stop are frozen and cost
+    nothing further. Denormal numbers are flushed on the CPU while it runs.
+
+    Args:
+        ensemble: where the members start; on the device and in the dtype to train in.
+        loss: mean loss of a batch, as loss(outputs, targets).
+        data: (inputs, targets) that all share, or `Data`.
+        plan: optimizer, epochs, batch size, stopping.
+        seeds: one a member, for its batch order and its masks; equal seeds share both.
+        penalties: penalties with one strength for all, or one a member.
+        dropout: the rate of each member's dropout layers; by default as the layers say.
+    """
+    if not isinstance(plan, Plan):
+        raise InputError(f"plan is a {type(plan).__name__}: pass ensembles.Plan(optimizer, …).")
+    work = _begin(ensemble, loss, data, plan, check_seeds(seeds, len(ensemble)), penalties, dropout)
+    outcome = Outcome(ensemble, max(plan.epochs_of(len(ensemble))))
+    with flushed_denormals(), torch.enable_grad():
+        for epoch in track(range(outcome.epochs), total=outcome.epochs, label="epochs"):
+            before = {n: p.clone() for n, p in work.params.items()}
+            average, value = work.epoch(epoch)
+            improved = outcome.improved(work.members, value, work.min_delta)
+            done = outcome.done(work.members, value, epoch, plan)
+            outcome.keep(work, before, average, improved, done)
+            if bool(done.all()):
+                break
+            if bool(done.any()):
+                work = work.of(torch.nonzero(~done)[:, 0])
+    return outcome.run()
+
+
+@dataclass(eq=False)
+class Work:
+    """Members that are still training, with all that is theirs, stacked."""
+
+    ensemble: Ensemble
+    loss: Loss
+    plan: Plan
+    members: Tensor
+    """Their numbers in the ensemble."""
+    params: Params
+    state: State
+    rate: Tensor
+    data: Owned
+    validation: Owned | None
+    chance: Chance
+    penalties: Penalties
+    dropout: Tensor | None
+    steps: int = 0
+
+    @property
+    def min_delta(self) -> float:
+        """What an improvement must exceed."""
+        return 0.0 if self.plan.stopping is None else self.plan.stopping.min_delta
+
+    def of(self, kept: Tensor) -> "Work":
+        """The same with some of these members."""
+        self.chance.keep(kept)
+        return replace(
+            self,
+            members=self.members[kept],
+            params=_part(self.params, kept),
+            state={key: _part(held, kept) for key, held in self.state.items()},
+            rate=self.rate[kept],
+            data=self.data.of(kept),
+            validation=None if self.validation is None else self.validation.of(kept),
+            penalties=self.penalties.of(kept),
+            dropout=None if self.dropout is None else self.dropout[kept],
+        )
+
+    def rate_at(self, epoch: int) -> Tensor:
+        """Step sizes in an epoch."""
+        return self.rate * factor_at(self.plan.optimizer, epoch)
+
+    def epoch(self, epoch: int) -> tuple[Average, Tensor]:
+        """One epoch in place: averages over the points stepped from, and the monitored value."""
+        rate = self.rate_at(epoch)
+        average = Average(self.params, self.plan.averaged)
+        losses, added = torch.zeros_like(rate), torch.zeros_like(rate)
+        order = self.chance.order(self.data.examples)
+        function = self._function()
+        for inputs, targets in self.data.batches(order, self.plan.batch_size):
+            average.add(self.params)
+            loss, penalty, slopes = self._slopes(function, inputs, targets)
+            size = inputs.shape[1]
+            losses.add_(loss, alpha=size)
+            added.add_(penalty, alpha=size)
+            self.steps += 1
+            self.plan.optimizer.step(self.params, slopes, self.state, rate, self.steps)
+        return average, self._monitored(losses / self.data.examples, added / self.data.examples)
+
+    def _slopes(
+        self, function: Callable[..., tuple[Tensor, Tensor]], inputs: Tensor, targets: Tensor
+    ) -> tuple[Tensor, Tensor, Params]:
+        leaves = {n: p.detach().requires_grad_() for n, p in self.params.items()}
+        loss, penalty = function(leaves, inputs, targets)
+        slopes = torch.autograd.grad((loss + penalty).sum(), list(leaves.values()))
+        return loss.detach(), penalty.detach(), dict(zip(leaves, slopes, strict=True))
+
+    def _function(self) -> Callable[..., tuple[Tensor, Tensor]]:
+        """Losses and penalties of all members as one function that can be compiled."""
+        forward, losses = self.ensemble.forward, vmap(self.loss)
+
+        def function(params: Params, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+            loss = losses(forward(params, inputs, self._drop), targets)
+            return loss, self.penalties.value(params) + torch.zeros_like(loss)
+
+        return function if self.plan.compile is None else self.plan.compile(function)
+
+    @property
+    def _drop(self) -> Drop:
+        def drop(x: Tensor, own: float) -> Tensor:
+            rates = x.new_full((len(x),), own) if self.dropout is None else self.dropout
+            rates = rates.view(-1, *[1] * (x.dim() - 1))
+            kept = self.chance.uniform(x.shape[1:]) >= rates
+            return x * kept / (1 - rates)
+
+        return drop
+
+    def _monitored(self, loss: Tensor, penalty: Tensor) -> Tensor:
+        stopping = self.plan.stopping
+        if stopping is None or stopping.monitor == "objective":
+            return loss + penalty
+        if self.validation is None:
+            return loss
+        return mean_loss(self.ensemble.at(self.params), self.loss, self.validation)
+
+
+def _begin(
+    ensemble: Ensemble,
+    loss: Loss,
+    data: Any,
+    plan: Plan,
+    seeds: list[int],
+    penalties: Mapping[Regularizer, Strengths] | None,
+    dropout: float | Sequence[float] | Tensor | None,
+) -> Work:
+    params = {n: p.detach().clone() for n, p in ensemble.params.items()}
+    first = next(iter(params.values()))
+    members = len(ensemble)
+    stopping = plan.stopping
+    validation = None if stopping is None else stopping.validation
+    return Work(
+        ensemble=ensemble,
+        loss=loss,
+        plan=plan,
+        members=torch.arange(members, device=first.device),
+        params=params,
+        state=plan.optimizer.start(params),
+        rate=rates(plan.optimizer, members, first),
+        data=own_data(data, members, first),
+        validation=None if validation is None else own_data(validation, members, first),
+        chance=Chance(seeds, first.device),
+        penalties=own_penalties(penalties, params),
+        dropout=_check_dropout(dropout, members, first),
+    )
+
+
+def _check_dropout(
+    dropout: float | Sequence[float] | Tensor | None, members: int, like: Tensor
+) -> Tensor | None:
+    if dropout is None:
+        return None
+    given = torch.as_tensor(dropout, dtype=like.dtype, device=like.device)
+    if given.shape not in ((), (members,)) or not bool(((given >= 0) & (given < 1)).all()):
+        raise InputError(
+            f"dropout is {dropout!r}: pass a rate from 0 to below 1, or one for each of the "
+            f"{members} members."
+        )
+    return given.expand(members)
+
+
+def _part(tensors: Params, kept: Tensor) -> Params:
+    return {n: t[kept] for n, t in tensors.items()}
