@@ -53,7 +53,7 @@ class Alone:
         scheduler = torch.optim.lr_scheduler.MultiStepLR(self.optimizer, list(self.schedule), 0.5)
         lowest, waited, best, history = float("inf"), 0, None, []
         start, points = {}, []
-        for epoch in range(self.epochs):
+        for _ in range(self.epochs):
             start, points = state(self.module), []
             value = self.epoch(order, points)
             scheduler.step()
@@ -70,7 +70,7 @@ class Alone:
             "best": best,
             "average": {n: torch.stack([p[n] for p in points]).mean(0) for n in end},
             "displacement": {n: end[n] - start[n] for n in end},
-            "epochs": epoch + 1,
+            "epochs": len(history),
             "history": history,
         }
 
@@ -81,7 +81,9 @@ class Alone:
         for index in permutation.split(BATCH):
             points.append(state(self.module))
             value = self.loss(self.module(self.X[index]), self.y[index])
-            penalty = 0.0 if self.penalty is None else self.penalty(dict(self.module.named_parameters()))
+            penalty = (
+                0.0 if self.penalty is None else self.penalty(dict(self.module.named_parameters()))
+            )
             self.optimizer.zero_grad()
             (value + penalty).backward()
             self.optimizer.step()
@@ -163,7 +165,13 @@ def test_optimizers(ours, theirs):
     ensemble = ensembles.initialise(build, range(MEMBERS))
     run = ensembles.train(ensemble, F.mse_loss, (X, y), Plan(ours, EPOCHS, BATCH), seeds=SEEDS)
     modules = [with_masks(ensemble.module(m), 0.2, SEEDS[m]) for m in range(MEMBERS)]
-    compare(run, [Alone(a, X, y, s, theirs(a.parameters())).train() for a, s in zip(modules, SEEDS)])
+    compare(
+        run,
+        [
+            Alone(a, X, y, s, theirs(a.parameters())).train()
+            for a, s in zip(modules, SEEDS, strict=True)
+        ],
+    )
 
 
 @pytest.mark.parametrize("kind", [SGD, Adam])

@@ -2,16 +2,16 @@
 
 from tacit.ensembles.chance import mask_generator, order_generator
 from tacit.ensembles.data import Data
-from tacit.ensembles.gradients import gradients
 from tacit.ensembles.matching import endpoint_equations, epoch_equations, fits
 from tacit.ensembles.members import Ensemble, initialise, stacked
 from tacit.ensembles.optimizers import SGD, Adam
 from tacit.ensembles.plan import Plan, Stopping
 from tacit.ensembles.run import Run
+from tacit.ensembles.slopes import gradients
 from tacit.ensembles.training import train
 
 __all__ = [
     "SGD", "Adam", "Data", "Ensemble", "Plan", "Run", "Stopping",
-    "endpoint_equations", "epoch_equations", "fits", "gradients", "initialise", "mask_generator", "order_generator",
-    "stacked", "train",
+    "endpoint_equations", "epoch_equations", "fits", "gradients", "initialise", "mask_generator",
+    "order_generator", "stacked", "train",
 ]  # fmt: skip

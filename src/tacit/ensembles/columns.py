@@ -27,7 +27,7 @@ def columns(regularizer: Regularizer, params: Params, name: str) -> Columns | No
     member by member.
     """
     members = len(params[name])
-    if regularizer.entrywise:
+    if regularizer.entry is not None:
         return _read(regularizer, params, name, members)
     each = [
         _read(regularizer, {n: p[m] for n, p in params.items()}, name, 1) for m in range(members)
@@ -82,21 +82,20 @@ def blocks(
     every: list[list[Block]] = [[] for _ in range(len(ensemble))]
     for layer, names in layers.items():
         active = sorted({c for name in names for c in first.columns.active.get(name, ())})
-        rows, gone, factors = 0, 0, None
+        rows, gone = 0, torch.zeros(len(ensemble), dtype=torch.int64)
+        factors = torch.zeros(len(ensemble), 0, len(active) + 1, dtype=torch.float64)
         for name in names:
             read_here = [read(r, name) for r in candidates.estimated]
             matrix, out = _rows(name, first, read_here, targets[name], active)
             out |= kinks[name]
             own = _triangles(matrix.masked_fill_(out.unsqueeze(2), 0))
-            factors = own if factors is None else _triangles(torch.cat([factors, own], 1))
-            rows, gone = rows + out.shape[1], gone + out.sum(1)
+            factors = _triangles(torch.cat([factors, own], 1))
+            rows, gone = rows + out.shape[1], gone + out.sum(1).cpu()
         floor = torch.stack([floors[n].square() for n in names]).sum(0).sqrt()
         for m, (own, left_out) in enumerate(zip(every, gone.tolist(), strict=True)):
-            own.append(
-                Block(
-                    layer, tuple(active), factors[m], rows - left_out, left_out, float(floor[m])
-                )  # fmt: skip
-            )
+            kept = rows - left_out
+            block = Block(layer, tuple(active), factors[m], kept, left_out, float(floor[m]))
+            own.append(block)
     return every
 
 

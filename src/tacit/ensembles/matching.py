@@ -9,10 +9,10 @@ from torch import Tensor
 from tacit.assembly import check_candidates
 from tacit.ensembles.columns import blocks, columns
 from tacit.ensembles.data import Owned, own_data
-from tacit.ensembles.gradients import Loss, batch_slopes, whole_slopes
 from tacit.ensembles.members import Ensemble
 from tacit.ensembles.penalties import Penalties, Strengths, own_penalties
 from tacit.ensembles.run import Run
+from tacit.ensembles.slopes import Loss, batch_slopes, whole_slopes
 from tacit.equations import Equations, Source
 from tacit.fitting import Fit, fit
 from tacit.params import Params, check_finite
@@ -40,7 +40,7 @@ def endpoint_equations(
     values, slopes = whole_slopes(wide, loss, owned)
     targets = {n: -slope for n, slope in slopes.items()}
     floors = _rounding(wide, loss, owned)
-    source = _Sources("endpoint", loss, owned, _norms(slopes), values.tolist())
+    source = _Sources("endpoint", loss, owned, _norms(slopes), values.tolist(), {})
     return _write(wide, targets, floors, source, regularizers, known)
 
 
@@ -57,8 +57,9 @@ def epoch_equations(
     The steps of an epoch summed up, with its mean point θ̄, whole displacement Δθ and flow time
     η·steps/(1−β): the noise of single batches averages out, and what was left of the way to the
     optimum is in the equation. Regularizers that the plan averaged have their mean gradient over
-    the epoch as column; for others, as for ∇L, it is taken at the mean point. After Adam the displacement is first scaled by √v̂ + ε, the
-    metric that its steps are taken in; this assumes that v̂ was steady over the epoch.
+    the epoch as column; for others, as for ∇L, it is taken at the mean point. After Adam the
+    displacement is first scaled by √v̂ + ε, the metric that its steps are taken in; this assumes
+    that v̂ was steady over the epoch.
     """
     wide = run.average.to(torch.float64)
     owned = own_data(data, len(wide), wide.first)
@@ -70,7 +71,8 @@ def epoch_equations(
         scale = scale if run.metric is None else scale * run.metric[name]
         targets[name] = -slope - run.displacement[name] * scale
         floors[name] = eps * (wide.params[name] * scale).flatten(1).norm(dim=1)
-    source = _Sources("trajectory", loss, owned, _norms(slopes), None)
+    bent = {r.name: _bent(r, wide.params, column) for r, column in run.columns.items()}
+    source = _Sources("trajectory", loss, owned, _norms(slopes), None, bent)
     return _write(wide, targets, floors, source, regularizers, known, run.columns)
 
 
@@ -87,6 +89,7 @@ class _Sources(NamedTuple):
     data: Owned
     gradient_norms: list[float]
     values: list[float] | None
+    unsettled: Mapping[str, list[float]]
 
     def of(self, ensemble: Ensemble, known: Penalties) -> Iterator[Source]:
         """The source of every member."""
@@ -107,6 +110,7 @@ class _Sources(NamedTuple):
                 parameter_norm=lengths[m],
                 loss_value=None if self.values is None else self.values[m],
                 known={r.name: float(own[m]) for r, own in strengths},
+                unsettled={name: each[m] for name, each in self.unsettled.items()},
             )
 
 
@@ -146,6 +150,15 @@ def _rounding(ensemble: Ensemble, loss: Loss, data: Owned) -> Params:
     moved = ensemble.at(moved_by_last_digit(ensemble.params))
     there = batch_slopes(moved, loss, inputs, targets).gradients
     return {n: (there[n] - here[n]).flatten(1).norm(dim=1) for n in here}
+
+
+def _bent(regularizer: Regularizer, params: Params, mean: Params) -> list[float]:
+    """‖mean of ∇R − ∇R at the mean point‖ / ‖mean of ∇R‖ of every member."""
+    found = {n: columns(regularizer, params, n) for n in params}
+    here = {n: c.values[..., 0] for n, c in found.items() if c is not None}
+    apart = _norms({n: mean[n].flatten(1) - column for n, column in here.items()})
+    lengths = _norms({n: mean[n] for n in here})
+    return [a / length if length else 0.0 for a, length in zip(apart, lengths, strict=True)]
 
 
 def _norms(tensors: Params) -> list[float]:

@@ -45,7 +45,7 @@ class Ensemble:
 
     @cached_property
     def forward(self) -> Forward:
-        """Outputs of all members: forward(params, inputs, drop)."""
+        """What computes the outputs of all members from stacked parameters, inputs and dropout."""
         return forward_of(self.model)
 
     @property

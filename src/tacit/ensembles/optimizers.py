@@ -1,4 +1,4 @@
-"""SGD and Adam on stacked parameters, as torch's optimizers with a rate for each member."""
+"""SGD and Adam on rows of parameters, as torch's optimizers with a rate for each member."""
 
 import math
 from collections.abc import Sequence
@@ -8,13 +8,12 @@ import torch
 from torch import Tensor
 
 from tacit.errors import InputError
-from tacit.params import Params
 
 Rate = float | Sequence[float] | Tensor
 """One step size for all members, or one each."""
 
-State = dict[str, Params]
-"""What an optimizer remembers, stacked like the parameters."""
+State = dict[str, Tensor]
+"""What an optimizer remembers, (members, parameters) each."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,23 +35,21 @@ class SGD:
     def __post_init__(self) -> None:
         _check_fraction("momentum", self.momentum)
 
-    def start(self, params: Params) -> State:
+    def start(self, theta: Tensor) -> State:
         """Memory at rest."""
-        return {"velocity": _zeros(params)} if self.momentum else {}
+        return {"velocity": torch.zeros_like(theta)} if self.momentum else {}
 
-    def step(self, params: Params, slopes: Params, state: State, rate: Tensor, _: int) -> None:
-        """One update in place."""
-        for name, theta in params.items():
-            moved = slopes[name]
-            if self.momentum:
-                moved = state["velocity"][name].mul_(self.momentum).add_(moved)
-            theta.sub_(moved * _spread(rate, theta))
+    def step(self, theta: Tensor, slope: Tensor, state: State, rate: Tensor, _: int) -> None:
+        """One update of θ in place."""
+        if self.momentum:
+            slope = state["velocity"].mul_(self.momentum).add_(slope)
+        theta.addcmul_(slope, rate.unsqueeze(1), value=-1)
 
     def flow_time(self, rate: Tensor) -> Tensor:
         """Time of gradient flow that a step takes: η/(1−β)."""
         return rate.double() / (1 - self.momentum)
 
-    def metric(self, params: Params, state: State, steps: int) -> Params | None:
+    def metric(self, state: State, count: int) -> Tensor | None:
         """Nothing: steps are along the gradient."""
 
 
@@ -78,28 +75,27 @@ class Adam:
         for beta in self.betas:
             _check_fraction("a beta", beta)
 
-    def start(self, params: Params) -> State:
+    def start(self, theta: Tensor) -> State:
         """Memory at rest."""
-        return {"mean": _zeros(params), "square": _zeros(params)}
+        return {"mean": torch.zeros_like(theta), "square": torch.zeros_like(theta)}
 
-    def step(self, params: Params, slopes: Params, state: State, rate: Tensor, count: int) -> None:
-        """One update in place, the `count`-th."""
+    def step(self, theta: Tensor, slope: Tensor, state: State, rate: Tensor, count: int) -> None:
+        """One update of θ in place, the `count`-th."""
         first, second = self.betas
-        for name, theta in params.items():
-            mean = state["mean"][name].lerp_(slopes[name], 1 - first)
-            square = state["square"][name].mul_(second)
-            square.addcmul_(slopes[name], slopes[name], value=1 - second)
-            scale = square.sqrt().div_(math.sqrt(1 - second**count)).add_(self.epsilon)
-            theta.sub_(mean / scale * _spread(rate / (1 - first**count), theta))
+        mean = state["mean"].lerp_(slope, 1 - first)
+        square = state["square"].mul_(second).addcmul_(slope, slope, value=1 - second)
+        scale = square.sqrt().div_(math.sqrt(1 - second**count)).add_(self.epsilon)
+        theta.addcmul_(mean / scale, (rate / (1 - first**count)).unsqueeze(1), value=-1)
 
     def flow_time(self, rate: Tensor) -> Tensor:
         """Time that a step takes in the flow θ' = −∇/(√v̂ + ε)."""
         return rate.double()
 
-    def metric(self, params: Params, state: State, steps: int) -> Params:
+    def metric(self, state: State, count: int) -> Tensor:
         """√v̂ + ε: what turns a displacement into the force behind it."""
-        correction = math.sqrt(1 - self.betas[1] ** steps)
-        return {n: v.double().sqrt() / correction + self.epsilon for n, v in state["square"].items()}
+        return (
+            state["square"].double().sqrt() / math.sqrt(1 - self.betas[1] ** count) + self.epsilon
+        )
 
 
 Optimizer = SGD | Adam
@@ -119,15 +115,6 @@ def rates(optimizer: Optimizer, members: int, like: Tensor) -> Tensor:
 def factor_at(optimizer: Optimizer, epoch: int) -> float:
     """What the schedule multiplies the rates by in an epoch, counted from 0."""
     return optimizer.factor ** sum(epoch >= milestone for milestone in optimizer.milestones)
-
-
-def _spread(values: Tensor, like: Tensor) -> Tensor:
-    """One value a member, in as many dimensions as the parameter has."""
-    return values.view(-1, *[1] * (like.dim() - 1))
-
-
-def _zeros(params: Params) -> Params:
-    return {n: torch.zeros_like(p) for n, p in params.items()}
 
 
 def _check_fraction(name: str, value: float) -> None:

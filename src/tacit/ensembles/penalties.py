@@ -1,6 +1,6 @@
-"""Penalties of all members, each with its own strengths, as one differentiable function."""
+"""Penalties of all members, each with its own strengths."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from tacit.assembly import check_candidates
+from tacit.ensembles.layout import Layout
 from tacit.errors import InputError
 from tacit.params import Params
 from tacit.regularizers import Regularizer
@@ -18,28 +19,53 @@ Strengths = float | Sequence[float] | Tensor
 
 
 @dataclass(frozen=True, eq=False)
+class Weighted:
+    """A family that treats each entry alone: it acts on rows of parameters as they are."""
+
+    regularizer: Regularizer
+    weights: Tensor
+    """The strength at every entry, (members, parameters), or (members, 1) where it is one."""
+
+
+@dataclass(frozen=True, eq=False)
 class Penalties:
-    """Σ_k λ_mk R_k(θ_m) of every member m."""
+    """Σ_k λ_mk R_k(θ_m) of every member m, and its gradient."""
 
     regularizers: tuple[Regularizer, ...]
     strengths: tuple[Tensor, ...]
     """(members, coefficients) of each regularizer."""
+    entries: tuple[Weighted, ...]
+    """Those whose gradient is written down; the rest is left to autograd."""
 
     def of(self, members: Tensor) -> "Penalties":
         """Those of some of the members."""
-        return Penalties(self.regularizers, tuple(s[members] for s in self.strengths))
+        return Penalties(
+            self.regularizers,
+            tuple(own[members] for own in self.strengths),
+            tuple(Weighted(own.regularizer, own.weights[members]) for own in self.entries),
+        )
 
-    def value(self, params: Params) -> Tensor | float:
-        """One value a member; 0 where there is no penalty at all."""
-        return self._mapped(params, *self.strengths) if self.regularizers else 0.0
+    def traced(self, params: Params) -> Tensor | float:
+        """One value a member of the families that autograd must differentiate."""
+        pairs = zip(self.regularizers, self.strengths, strict=True)
+        chosen = [(r, own) for r, own in pairs if r.entry is None]
 
-    @property
-    def _mapped(self) -> Callable[..., Tensor]:
         def one(params: Params, *strengths: Tensor) -> Tensor:
-            pairs = zip(self.regularizers, strengths, strict=True)
-            return torch.stack([(own * r.value(params)).sum() for r, own in pairs]).sum()
+            pairs = zip(chosen, strengths, strict=True)
+            return torch.stack([(own * r.value(params)).sum() for (r, _), own in pairs]).sum()
 
-        return vmap(one)
+        return vmap(one)(params, *(own for _, own in chosen)) if chosen else 0.0
+
+    def add(self, theta: Tensor, slope: Tensor) -> Tensor | float:
+        """Add the gradient of the other families to `slope` in place; their values by member."""
+        total: Tensor | float = 0.0
+        for regularizer, weights in ((own.regularizer, own.weights) for own in self.entries):
+            assert regularizer.entry is not None
+            slope.addcmul_(regularizer.entry.slope(theta), weights)
+            values = regularizer.entry.value(theta)
+            single = weights.shape[1] == 1
+            total = total + (values.sum(1) * weights[:, 0] if single else (values * weights).sum(1))
+        return total
 
 
 def own_penalties(
@@ -54,7 +80,7 @@ def own_penalties(
     With `single`, families of several coefficients are refused.
     """
     if not given:
-        return Penalties((), ())
+        return Penalties((), (), ())
     if not isinstance(given, Mapping):
         raise InputError(
             f"{what} is a {type(given).__name__}: pass a dictionary from penalty to strengths, as "
@@ -63,17 +89,22 @@ def own_penalties(
     check_candidates(list(given), None)
     first = next(iter(params.values()))
     one = {n: p[0] for n, p in params.items()}
-    strengths = [
-        _spread(r.name, value, len(first), len(r.bind(one).names), first)
-        for r, value in given.items()
-    ]
-    for regularizer, own in zip(given, strengths, strict=True):
-        if single and own.shape[1] > 1:
+    strengths, entries = [], []
+    for regularizer, value in given.items():
+        columns = regularizer.bind(one)
+        own = _spread(regularizer.name, value, len(first), len(columns.names), first)
+        if single and len(columns.names) > 1:
             raise InputError(
-                f"{what}: {regularizer.name!r} has {own.shape[1]} coefficients; pass penalties of "
-                "one strength."
+                f"{what}: {regularizer.name!r} has {len(columns.names)} coefficients; pass "
+                "penalties of one strength."
             )
-    return Penalties(tuple(given), tuple(strengths))
+        strengths.append(own)
+        if regularizer.entry is not None:
+            everywhere = own.shape[1] == 1 and columns.active.keys() == params.keys()
+            placed = {n: own[:, column] for n, (column,) in columns.active.items()}
+            weights = own if everywhere else Layout.of(params).spread(placed, len(first))
+            entries.append(Weighted(regularizer, weights))
+    return Penalties(tuple(given), tuple(strengths), tuple(entries))
 
 
 def _spread(name: str, value: Any, members: int, coefficients: int, like: Tensor) -> Tensor:
@@ -84,6 +115,5 @@ def _spread(name: str, value: Any, members: int, coefficients: int, like: Tensor
             f"strengths of {name!r} have shape {tuple(tensor.shape)}: pass one finite number, one "
             f"for each of the {members} members, or ({members}, {coefficients}) of them."
         )
-    return tensor.reshape(-1, coefficients if tensor.dim() == 2 else 1).expand(
-        members, coefficients
-    )
+    wide = tensor.reshape(-1, coefficients if tensor.dim() == 2 else 1)
+    return wide.expand(members, coefficients)

@@ -51,9 +51,9 @@ class Plan:
         epochs: at most so many; one number, or one a member.
         batch_size: the last batch of an epoch may be smaller.
         stopping: when members stop earlier, if ever.
-        averaged: regularizers whose gradient is averaged over the points of the last epoch, for
-            `epoch_equations`; worth it where a gradient bends within the noise of the weights, as
-            smooth_l1 does.
+        averaged: regularizers of one coefficient whose gradient is averaged over the points of the
+            last epoch, for `epoch_equations`; worth it where a gradient bends within the noise of
+            the weights, as that of smooth_l1 does.
         compile: optionally `torch.compile`, applied to the function that is differentiated.
     """
 

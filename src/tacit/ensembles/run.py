@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
+from tacit.ensembles.layout import Layout
 from tacit.ensembles.members import Ensemble
 from tacit.ensembles.plan import Plan
 from tacit.params import Params
@@ -48,7 +49,7 @@ class Run:
     @property
     def diverged(self) -> Tensor:
         """Members whose objective or weights are no longer finite."""
-        finite = [p.flatten(1).isfinite().all(1) for p in self.last.params.values()]
+        finite = [p.flatten(1).isfinite().all(1).cpu() for p in self.last.params.values()]
         ends = self.history[self.epochs - 1, torch.arange(len(self.epochs))]
         return ~(torch.stack(finite).all(0) & ends.isfinite())
 
@@ -56,35 +57,31 @@ class Run:
 class Average:
     """Means over the points of an epoch: of the weights, and of gradients of regularizers."""
 
-    def __init__(self, params: Params, regularizers: Sequence[Regularizer]):
-        self._count = 0
-        self._weights = {n: torch.zeros_like(p) for n, p in params.items()}
-        self._columns = {
-            r: {n: torch.zeros_like(p) for n, p in params.items()} for r in regularizers
-        }
+    def __init__(self, theta: Tensor, layout: Layout, regularizers: Sequence[Regularizer]):
+        self._layout, self._count = layout, 0
+        self._weights = torch.zeros_like(theta)
+        self._columns = {r: torch.zeros_like(theta) for r in regularizers}
 
-    def add(self, params: Params) -> None:
+    def add(self, theta: Tensor) -> None:
         """One more point."""
         self._count += 1
-        for name, total in self._weights.items():
-            total.add_(params[name])
-        for regularizer, totals in self._columns.items():
-            leaves = {n: p.detach().requires_grad_() for n, p in params.items()}
+        self._weights.add_(theta)
+        for regularizer, total in self._columns.items():
+            if regularizer.entry is not None:
+                total.add_(regularizer.entry.slope(theta))
+                continue
+            leaves = {n: p.detach().requires_grad_() for n, p in self._layout.views(theta).items()}
             value = vmap(regularizer.value)(leaves).sum()
             slopes = torch.autograd.grad(value, list(leaves.values()), materialize_grads=True)
-            for total, slope in zip(totals.values(), slopes, strict=True):
-                total.add_(slope)
+            total.add_(self._layout.rows(dict(zip(leaves, slopes, strict=True))))
 
-    def weights(self) -> Params:
+    def weights(self) -> Tensor:
         """The mean point."""
-        return {n: total / self._count for n, total in self._weights.items()}
+        return self._weights / self._count
 
-    def columns(self) -> dict[Regularizer, Params]:
+    def columns(self) -> dict[Regularizer, Tensor]:
         """The mean gradient of each regularizer."""
-        return {
-            r: {n: total / self._count for n, total in totals.items()}
-            for r, totals in self._columns.items()
-        }
+        return {r: total / self._count for r, total in self._columns.items()}
 
 
 class Outcome:
@@ -92,18 +89,18 @@ class Outcome:
 
     def __init__(self, ensemble: Ensemble, epochs: int):
         self._ensemble, self.epochs = ensemble, epochs
-        count = len(ensemble)
-        first = next(iter(ensemble.params.values()))
-        self._last, self._best, self._average = (_copies(ensemble.params) for _ in range(3))
-        self._moved = {n: torch.zeros_like(p, dtype=torch.float64) for n, p in self._last.items()}
-        self._metric: Params = {}
-        self._columns: dict[Regularizer, Params] = {}
-        self._time = torch.zeros(count, dtype=torch.float64, device=first.device)
-        self._lowest = first.new_full((count,), torch.inf)
-        self._waited = torch.zeros(count, dtype=torch.int64, device=first.device)
+        self._layout = Layout.of(ensemble.params)
+        count, start = len(ensemble), self._layout.rows(ensemble.params)
+        self._last, self._best, self._average = start.clone(), start.clone(), start.clone()
+        self._moved = torch.zeros_like(start, dtype=torch.float64)
+        self._metric: Tensor | None = None
+        self._columns: dict[Regularizer, Tensor] = {}
+        self._time = self._moved.new_zeros(count)
+        self._lowest = start.new_full((count,), torch.inf)
+        self._waited = torch.zeros(count, dtype=torch.int64, device=start.device)
         self._best_epoch = torch.full_like(self._waited, -1)
         self._epochs = torch.zeros_like(self._waited)
-        self._history = first.new_full((epochs, count), torch.nan)
+        self._history = start.new_full((epochs, count), torch.nan)
 
     def improved(self, members: Tensor, value: Tensor, min_delta: float) -> Tensor:
         """Which members have a new best value; counts the epochs that others have waited."""
@@ -123,47 +120,41 @@ class Outcome:
         return over
 
     def keep(
-        self, work: "Work", before: Params, average: Average, improved: Tensor, done: Tensor
+        self, work: "Work", before: Tensor, average: Average, improved: Tensor, done: Tensor
     ) -> None:
         """Copy what is new: weights of members that improved, everything of those that end."""
         better, ended = work.members[improved], work.members[done]
         self._best_epoch[better] = self._epochs[better] - 1
-        for name, theta in work.params.items():
-            self._best[name][better] = theta[improved]
+        self._best[better] = work.theta[improved]
         if not len(ended):
             return
-        mean = average.weights()
-        for name, theta in work.params.items():
-            self._last[name][ended] = theta[done]
-            self._average[name][ended] = mean[name][done]
-            self._moved[name][ended] = theta[done].double() - before[name][done].double()
+        self._last[ended] = work.theta[done]
+        self._average[ended] = average.weights()[done]
+        self._moved[ended] = work.theta[done].double() - before[done].double()
         for regularizer, column in average.columns().items():
-            held = self._columns.setdefault(regularizer, _copies(self._moved))
-            for name, values in column.items():
-                held[name][ended] = values[done].double()
+            held = self._columns.setdefault(regularizer, torch.zeros_like(self._moved))
+            held[ended] = column[done].double()
         epoch = int(self._epochs[ended[0]]) - 1
         steps = -(-work.data.examples // work.plan.batch_size)
         optimizer = work.plan.optimizer
         self._time[ended] = steps * optimizer.flow_time(work.rate_at(epoch)[done])
-        for name, scale in (optimizer.metric(work.params, work.state, work.steps) or {}).items():
-            held = self._metric.setdefault(name, torch.zeros_like(self._moved[name]))
-            held[ended] = scale[done]
+        metric = optimizer.metric(work.state, work.steps)
+        if metric is not None:
+            self._metric = torch.zeros_like(self._moved) if self._metric is None else self._metric
+            self._metric[ended] = metric[done]
 
     def run(self) -> Run:
         """The finished run."""
+        views = self._layout.views
         return Run(
-            last=self._ensemble.at(self._last),
-            best=self._ensemble.at(self._best),
-            average=self._ensemble.at(self._average),
-            displacement=self._moved,
+            last=self._ensemble.at(views(self._last)),
+            best=self._ensemble.at(views(self._best)),
+            average=self._ensemble.at(views(self._average)),
+            displacement=views(self._moved),
             time=self._time,
-            metric=self._metric or None,
-            columns=self._columns,
+            metric=None if self._metric is None else views(self._metric),
+            columns={r: views(column) for r, column in self._columns.items()},
             epochs=self._epochs.cpu(),
             best_epoch=self._best_epoch.cpu(),
             history=self._history[: int(self._epochs.max())].cpu(),
         )
-
-
-def _copies(params: Params) -> Params:
-    return {n: p.detach().clone() for n, p in params.items()}

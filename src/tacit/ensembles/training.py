@@ -12,16 +12,18 @@ from tacit.ensembles.chance import Chance
 from tacit.ensembles.data import Owned, own_data
 from tacit.ensembles.denormals import flushed_denormals
 from tacit.ensembles.forward import Drop
-from tacit.ensembles.gradients import Loss, mean_loss
+from tacit.ensembles.layout import Layout
 from tacit.ensembles.members import Ensemble, check_seeds
 from tacit.ensembles.optimizers import State, factor_at, rates
 from tacit.ensembles.penalties import Penalties, Strengths, own_penalties
 from tacit.ensembles.plan import Plan
 from tacit.ensembles.run import Average, Outcome, Run
+from tacit.ensembles.slopes import Loss, mean_loss
 from tacit.errors import InputError
 from tacit.params import Params
 from tacit.progress import track
 from tacit.regularizers import Regularizer
+
 
 def train(
     ensemble: Ensemble,
@@ -54,7 +56,7 @@ def train(
     outcome = Outcome(ensemble, max(plan.epochs_of(len(ensemble))))
     with flushed_denormals(), torch.enable_grad():
         for epoch in track(range(outcome.epochs), total=outcome.epochs, label="epochs"):
-            before = {n: p.clone() for n, p in work.params.items()}
+            before = work.theta.clone()
             average, value = work.epoch(epoch)
             improved = outcome.improved(work.members, value, work.min_delta)
             done = outcome.done(work.members, value, epoch, plan)
@@ -75,7 +77,9 @@ class Work:
     plan: Plan
     members: Tensor
     """Their numbers in the ensemble."""
-    params: Params
+    layout: Layout
+    theta: Tensor
+    """Parameters, (members, parameters)."""
     state: State
     rate: Tensor
     data: Owned
@@ -96,8 +100,8 @@ class Work:
         return replace(
             self,
             members=self.members[kept],
-            params=_part(self.params, kept),
-            state={key: _part(held, kept) for key, held in self.state.items()},
+            theta=self.theta[kept],
+            state={key: held[kept] for key, held in self.state.items()},
             rate=self.rate[kept],
             data=self.data.of(kept),
             validation=None if self.validation is None else self.validation.of(kept),
@@ -112,27 +116,31 @@ class Work:
     def epoch(self, epoch: int) -> tuple[Average, Tensor]:
         """One epoch in place: averages over the points stepped from, and the monitored value."""
         rate = self.rate_at(epoch)
-        average = Average(self.params, self.plan.averaged)
+        average = Average(self.theta, self.layout, self.plan.averaged)
         losses, added = torch.zeros_like(rate), torch.zeros_like(rate)
         order = self.chance.order(self.data.examples)
         function = self._function()
         for inputs, targets in self.data.batches(order, self.plan.batch_size):
-            average.add(self.params)
-            loss, penalty, slopes = self._slopes(function, inputs, targets)
+            average.add(self.theta)
+            loss, penalty, slope = self._slope(function, inputs, targets)
             size = inputs.shape[1]
             losses.add_(loss, alpha=size)
             added.add_(penalty, alpha=size)
             self.steps += 1
-            self.plan.optimizer.step(self.params, slopes, self.state, rate, self.steps)
+            self.plan.optimizer.step(self.theta, slope, self.state, rate, self.steps)
         return average, self._monitored(losses / self.data.examples, added / self.data.examples)
 
-    def _slopes(
+    def _slope(
         self, function: Callable[..., tuple[Tensor, Tensor]], inputs: Tensor, targets: Tensor
-    ) -> tuple[Tensor, Tensor, Params]:
-        leaves = {n: p.detach().requires_grad_() for n, p in self.params.items()}
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Losses, penalties, and the gradient of their sum, (members, parameters)."""
+        leaves = {n: p.detach().requires_grad_() for n, p in self.layout.views(self.theta).items()}
         loss, penalty = function(leaves, inputs, targets)
-        slopes = torch.autograd.grad((loss + penalty).sum(), list(leaves.values()))
-        return loss.detach(), penalty.detach(), dict(zip(leaves, slopes, strict=True))
+        found = torch.autograd.grad((loss + penalty).sum(), list(leaves.values()))
+        slope = self.layout.rows(dict(zip(leaves, found, strict=True)))
+        with torch.no_grad():
+            added = self.penalties.add(self.theta, slope)
+        return loss.detach(), penalty.detach() + added, slope
 
     def _function(self) -> Callable[..., tuple[Tensor, Tensor]]:
         """Losses and penalties of all members as one function that can be compiled."""
@@ -140,7 +148,7 @@ class Work:
 
         def function(params: Params, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
             loss = losses(forward(params, inputs, self._drop), targets)
-            return loss, self.penalties.value(params) + torch.zeros_like(loss)
+            return loss, self.penalties.traced(params) + torch.zeros_like(loss)
 
         return function if self.plan.compile is None else self.plan.compile(function)
 
@@ -160,7 +168,9 @@ class Work:
             return loss + penalty
         if self.validation is None:
             return loss
-        return mean_loss(self.ensemble.at(self.params), self.loss, self.validation)
+        return mean_loss(
+            self.ensemble.at(self.layout.views(self.theta)), self.loss, self.validation
+        )
 
 
 def _begin(
@@ -172,9 +182,9 @@ def _begin(
     penalties: Mapping[Regularizer, Strengths] | None,
     dropout: float | Sequence[float] | Tensor | None,
 ) -> Work:
-    params = {n: p.detach().clone() for n, p in ensemble.params.items()}
-    first = next(iter(params.values()))
-    members = len(ensemble)
+    params = {n: p.detach() for n, p in ensemble.params.items()}
+    layout, first, members = Layout.of(params), ensemble.first, len(ensemble)
+    theta = layout.rows(params)
     stopping = plan.stopping
     validation = None if stopping is None else stopping.validation
     return Work(
@@ -182,8 +192,9 @@ def _begin(
         loss=loss,
         plan=plan,
         members=torch.arange(members, device=first.device),
-        params=params,
-        state=plan.optimizer.start(params),
+        layout=layout,
+        theta=theta,
+        state=plan.optimizer.start(theta),
         rate=rates(plan.optimizer, members, first),
         data=own_data(data, members, first),
         validation=None if validation is None else own_data(validation, members, first),
@@ -205,7 +216,3 @@ def _check_dropout(
             f"{members} members."
         )
     return given.expand(members)
-
-
-def _part(tensors: Params, kept: Tensor) -> Params:
-    return {n: t[kept] for n, t in tensors.items()}
