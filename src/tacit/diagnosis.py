@@ -5,13 +5,12 @@ condition number, and a strength of nothing may come out a hair below zero.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from tacit.equations import Equations
 from tacit.errors import Problem
+from tacit.evidence import Evidence
 from tacit.params import shorten
 from tacit.regularizers.quadratic import quadratic_matrix
 from tacit.solving import System
@@ -32,52 +31,10 @@ AMPLIFIED = 0.01
 """… and are so called if it amplifies the residual beyond this part of the target."""
 MATERIAL = 1e-3
 """Contributions below this part of the target are too small to speak of."""
+UNSETTLED = 0.5
+"""Relative bend of a gradient within an epoch from which its weights count as not at rest."""
 DRIFT = 0.1
 """Relative change of a strength over a trajectory that is called drifting."""
-
-
-@dataclass(frozen=True, eq=False)
-class Evidence:
-    """What a fit found, before it is judged."""
-
-    equations: Equations
-    system: System
-    strengths: Tensor
-    targets: Tensor
-    """One column a group of draws, in the rows of the factor."""
-    explained: float
-    residual_ratio: float
-    free: Tensor | None
-    """Strengths of the free fit, beside a nonnegative one."""
-
-    @property
-    def target(self) -> Tensor:
-        """The mean over groups of draws."""
-        return self.targets.mean(1)
-
-    @property
-    def noise(self) -> float:
-        """Part of ‖target‖² that is the noise of the draws, from how far the groups disagree."""
-        groups = self.targets.shape[1]
-        if groups == 1 or not self.target.norm():
-            return 0.0
-        spread = (self.targets - self.target[:, None]).square().sum() / (groups * (groups - 1))
-        return float(spread / self.target.square().sum())
-
-    @property
-    def adjusted(self) -> float:
-        """The explained fraction beyond what as many arbitrary columns would explain of noise."""
-        chance = min(1.0, self.system.rank / self.equations.rows)
-        return (self.explained - chance) / (1 - chance) if chance < 1 else 0.0
-
-    def contribution(self, strengths: Tensor) -> Tensor:
-        """‖λ_k φ_k‖ / ‖target‖."""
-        return strengths.abs() * self.system.norms / self.target.norm()
-
-    def named(self, chosen: Tensor) -> tuple[str, ...]:
-        """Names of the columns that a mask or list of indices chooses."""
-        index = torch.nonzero(chosen)[:, 0] if chosen.dtype == torch.bool else chosen
-        return tuple(self.equations.names[i] for i in index.tolist())
 
 
 def diagnose(evidence: Evidence) -> tuple[Problem, ...]:
@@ -92,6 +49,8 @@ def diagnose(evidence: Evidence) -> tuple[Problem, ...]:
         _collapsed,
         _collinear,
         _vanishing,
+        _unsettled,
+        _faint,
         _negative,
         _indefinite,
         _drifting,
@@ -228,14 +187,56 @@ def _vanishing(e: Evidence) -> Iterator[Problem]:
         )
 
 
+def _unsettled(e: Evidence) -> Iterator[Problem]:
+    """Gradients that bend within the noise of the weights, so that no point stands for an epoch."""
+    worst: dict[str, float] = {}
+    for source in e.equations.sources:
+        for name, bend in source.unsettled.items():
+            worst[name] = max(bend, worst.get(name, 0.0))
+    for name, bend in worst.items():
+        if bend > UNSETTLED and name in e.equations.names:
+            yield Problem(
+                "unsettled",
+                f"Over the epoch the mean gradient of {name} is {bend:.0%} of itself away from the "
+                "gradient at the mean weights: they jump to and fro across its bend, and no single "
+                "point is an optimum of L + R.",
+                "The step is too large for this penalty: lower it, and train on. The strength that "
+                "the steps applied may still be right.",
+                (name,),
+            )
+
+
+def _faint(e: Evidence) -> Iterator[Problem]:
+    """Columns whose own part of the fit, apart from the others, is below what stays unexplained."""
+    if len(e.system.seen) < 2 or e.explained < EXPLAINED:
+        return  # said by unexplained
+    alone = e.contribution(e.strengths) / e.system.inflation.sqrt()
+    known = {n for problem in (*_collapsed(e), *_collinear(e)) for n in problem.names}
+    faint = (alone < e.residual_ratio) & (alone > 0)
+    faint &= ~torch.tensor([n in known for n in e.equations.names])
+    faint &= ~torch.tensor(_of_matrices(e))
+    for index in torch.nonzero(faint)[:, 0].tolist():
+        name = e.equations.names[index]
+        yield Problem(
+            "faint",
+            f"What {name} adds on its own is {float(alone[index]):.1%} of the target, less than "
+            f"the {e.residual_ratio:.1%} that no regularizer here explains: its strength is at "
+            "their mercy, whatever the others' are.",
+            "Lower what stays unexplained (train on, average an epoch's weights and add its drift, "
+            "add candidates), or read the strength as an order of magnitude at best.",
+            (name,),
+        )
+
+
+def _of_matrices(e: Evidence) -> list[bool]:
+    """Which columns are entries of a matrix Λ, whose single values mean little."""
+    kinds = [family.kind for family in e.equations.families for _ in range(family.size)]
+    return [kind in ("diagonal", "symmetric") for kind in kinds]
+
+
 def _negative(e: Evidence) -> Iterator[Problem]:
-    matrices = [
-        family.kind in ("diagonal", "symmetric")
-        for family in e.equations.families
-        for _ in range(family.size)
-    ]
     free = e.strengths if e.free is None else e.free
-    below = (free < 0) & (e.contribution(free) > MATERIAL) & ~torch.tensor(matrices)
+    below = (free < 0) & (e.contribution(free) > MATERIAL) & ~torch.tensor(_of_matrices(e))
     names = e.named(below)
     if not names:
         return

@@ -44,6 +44,8 @@ class Source:
     loss_value: float | None = None
     steps: int = 1
     known: dict[str, float] = field(default_factory=dict)
+    unsettled: dict[str, float] = field(default_factory=dict)
+    """How far a gradient's mean over an epoch is from its value at the mean point, relative."""
     layer: str = ""
     """The layer that the equations were cut down to, if any."""
 

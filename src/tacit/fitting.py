@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from tacit import report
-from tacit.diagnosis import Evidence, diagnose
+from tacit.diagnosis import diagnose
 from tacit.equations import Equations, Source
 from tacit.errors import InputError, Problem
+from tacit.evidence import Evidence
 from tacit.regularizers.quadratic import quadratic_matrix
 from tacit.solving import System
 

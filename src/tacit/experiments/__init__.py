@@ -24,6 +24,7 @@ MODULES = {
     "trajectory-deviations": "trajectory_deviations",
     "early-stopping": "early_stopping",
     "bootstrap": "bootstrap",
+    "elastic-net": "elastic_net",
 }
 
 Row = dict[str, Any]

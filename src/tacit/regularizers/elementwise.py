@@ -11,20 +11,32 @@ from torch.nn import functional as F
 
 from tacit.errors import InputError
 from tacit.params import Params, Scope, check_finite, wide
-from tacit.regularizers.family import Columns, Regularizer, Slope, separable
+from tacit.regularizers.family import Columns, Entry, Kind, Regularizer, Slope, separable
 
 
 def _entrywise(
-    derivative: Callable[[Tensor], Tensor], *, kinks: Callable[[Tensor], Tensor] | None = None
-) -> Callable[[Tensor, str], Slope]:
-    """Slices of f'(θ), computed where they are asked for."""
+    name: str,
+    entry: Entry,
+    *,
+    scope: Scope,
+    kinks: Callable[[Tensor], Tensor] | None = None,
+    kind: Kind = "",
+) -> Regularizer:
+    """A family that is a sum of one function over entries: slices where they are asked for."""
 
     def slope(tensor: Tensor, _: str) -> Slope:
         flat = tensor.flatten()
         find = None if kinks is None else (lambda part, kinks=kinks: kinks(flat[part]))
-        return Slope(at=lambda part: derivative(wide(flat[part])), kinks=find)
+        return Slope(at=lambda part: entry.slope(wide(flat[part])), kinks=find)
 
-    return slope
+    return separable(
+        name,
+        scope=scope,
+        value=lambda theta, _: entry.value(theta).sum(),
+        slope=slope,
+        kind=kind,
+        entry=entry,
+    )
 
 
 def l2(*, scope: Scope = None, name: str = "l2") -> Regularizer:
@@ -32,14 +44,8 @@ def l2(*, scope: Scope = None, name: str = "l2") -> Regularizer:
 
     Trap: torch's `weight_decay` w is the penalty (w/2)‖θ‖², so it equals strength w/2 here.
     """
-    return separable(
-        name,
-        scope=scope,
-        value=lambda theta, _: theta.square().sum(),
-        slope=_entrywise(lambda theta: 2 * theta),
-        kind="l2",
-        entrywise=True,
-    )
+    entry = Entry(torch.square, lambda theta: 2 * theta)
+    return _entrywise(name, entry, scope=scope, kind="l2")
 
 
 def l1(*, scope: Scope = None, name: str = "l1") -> Regularizer:
@@ -48,13 +54,8 @@ def l1(*, scope: Scope = None, name: str = "l1") -> Regularizer:
     Trap: where θ_i = 0 the condition is an inequality, not an equation: such rows leave all
     columns and the target, and the fit counts them.
     """
-    return separable(
-        name,
-        scope=scope,
-        value=lambda theta, _: theta.abs().sum(),
-        slope=_entrywise(torch.sign, kinks=lambda theta: theta == 0),
-        entrywise=True,
-    )
+    entry = Entry(torch.abs, torch.sign)
+    return _entrywise(name, entry, scope=scope, kinks=lambda theta: theta == 0)
 
 
 def smooth_l1(beta: float, *, scope: Scope = None, name: str = "smooth_l1") -> Regularizer:
@@ -66,16 +67,12 @@ def smooth_l1(beta: float, *, scope: Scope = None, name: str = "smooth_l1") -> R
         raise InputError(f"beta is {beta!r}: pass a number above zero, such as 1e-3.")
     if not (math.isfinite(beta) and beta > 0):
         raise InputError(f"beta is {beta!r}: pass a finite number above zero; for β = 0 use l1().")
-    return separable(
-        name,
-        scope=scope,
-        value=lambda theta, _: F.smooth_l1_loss(
-            theta, torch.zeros_like(theta), beta=beta, reduction="sum"
-        ),
-        slope=_entrywise(lambda theta: (theta / beta).clamp(-1, 1)),
-        kind="smooth_l1",
-        entrywise=True,
-    )
+
+    def value(theta: Tensor) -> Tensor:
+        return F.smooth_l1_loss(theta, torch.zeros_like(theta), beta=beta, reduction="none")
+
+    entry = Entry(value, lambda theta: (theta / beta).clamp(-1, 1))
+    return _entrywise(name, entry, scope=scope, kind="smooth_l1")
 
 
 def distance_to(

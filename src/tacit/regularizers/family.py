@@ -30,6 +30,16 @@ class Columns:
     kinks: Callable[[str, slice], Tensor | None] = lambda tensor, part: None
 
 
+class Entry(NamedTuple):
+    """A family that treats every entry alike: R(θ) = Σ_i value(θ_i), ∇R(θ)_i = slope(θ_i).
+
+    Both act on tensors of any shape, so that parameters of many models can be stacked.
+    """
+
+    value: Callable[[Tensor], Tensor]
+    slope: Callable[[Tensor], Tensor]
+
+
 @dataclass(frozen=True, eq=False)
 class Regularizer:
     """A family of penalties R(θ) = Σ_j λ_j R_j(θ), linear in its strengths λ.
@@ -43,8 +53,7 @@ class Regularizer:
         value: R_j(θ) for every j, a 1-D tensor that autograd can differentiate (for retraining).
         separable: R is a sum over tensors, so that it can be split by layer.
         kind: what diagnoses and `Fit.matrix()` must know of it; a name can be chosen freely.
-        entrywise: R is a sum of one function over entries, so that the columns of stacked
-            parameters are the stacked columns.
+        entry: the function of one entry, where R is its sum over entries.
     """
 
     name: str
@@ -52,7 +61,7 @@ class Regularizer:
     value: Callable[[Params], Tensor] = field(repr=False)
     separable: bool = False
     kind: Kind = ""
-    entrywise: bool = False
+    entry: Entry | None = field(default=None, repr=False)
 
     def gradient(self, params: Params, names: Iterable[str] | None = None) -> dict[str, Params]:
         """Every column as a dictionary of whole tensors, restricted to the named ones.
@@ -109,7 +118,7 @@ def separable(
     slope: Callable[[Tensor, str], Slope],
     covers: Callable[[Tensor], bool] = lambda tensor: True,
     kind: Kind = "",
-    entrywise: bool = False,
+    entry: Entry | None = None,
 ) -> Regularizer:
     """A one-coefficient family that is a sum over tensors.
 
@@ -120,7 +129,7 @@ def separable(
         slope: ∇R of one tensor, given its name, in float64.
         covers: which tensors it is defined for at all.
         kind: what diagnoses must know of it.
-        entrywise: every entry is treated alone, and all alike.
+        entry: the function of one entry, where every entry is treated alike.
     """
     check_name(name)
 
@@ -151,7 +160,7 @@ def separable(
     def values(params: Params) -> Tensor:
         return torch.stack([value(params[n], n) for n in chosen(params)]).sum().reshape(1)
 
-    return Regularizer(name, bind, values, separable=True, kind=kind, entrywise=entrywise)
+    return Regularizer(name, bind, values, separable=True, kind=kind, entry=entry)
 
 
 def _one_at_a_time(params: Params, slope: Callable[[Tensor, str], Slope]) -> Callable[[str], Slope]:

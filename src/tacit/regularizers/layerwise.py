@@ -44,4 +44,4 @@ def layerwise(family: Regularizer | Callable[[], Regularizer]) -> Regularizer:
             members[layer_of(tensor)][tensor] = params[tensor]
         return torch.cat([base.value(own) for own in members.values()])
 
-    return Regularizer(base.name, bind, value, kind=base.kind, entrywise=base.entrywise)
+    return Regularizer(base.name, bind, value, kind=base.kind, entry=base.entry)
