@@ -1,8 +1,6 @@
 """A member of an ensemble ends where a plain loop over one module ends, for every option."""
 
 import copy
-import subprocess
-import sys
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -318,52 +316,3 @@ def test_a_diverged_member_stops_and_leaves_the_others_alone():
     )
     for name, tensor in run.last.params.items():
         assert torch.allclose(tensor[1], alone.last.params[name][0], rtol=0, atol=1e-12)
-
-
-DENORMALS = """
-import torch
-from torch.nn import functional as F
-from tacit import ensembles
-from tacit.ensembles.denormals import flushed_denormals, flushing
-
-torch.set_num_threads(2)
-
-def kept():  # on every thread
-    tiny = torch.full((2_000_000,), 1e-39)
-    return float((tiny * 1 != 0).float().mean())
-
-seen = []
-def loss(outputs, targets):
-    seen.append(flushing())
-    return F.mse_loss(outputs, targets)
-
-def train():
-    ensemble = ensembles.initialise(lambda: torch.nn.Linear(2, 1), [0, 1])
-    plan = ensembles.Plan(ensembles.SGD(0.1), 1, 4)
-    ensembles.train(ensemble, loss, (torch.randn(8, 2), torch.randn(8, 1)), plan, seeds=[0, 1])
-
-with flushed_denormals():
-    assert kept() == 0.0
-assert kept() == 1.0
-train()
-assert seen and all(seen)
-assert kept() == 1.0
-torch.set_flush_denormal(True)
-train()
-assert flushing()
-"""
-
-
-def test_denormals_are_flushed_while_training_and_the_setting_is_restored():
-    """In a process of its own: threads that torch makes inherit the setting of the moment."""
-    subprocess.run([sys.executable, "-c", DENORMALS], check=True)
-
-
-def test_denormals_are_restored_after_an_error():
-    def loss(outputs, targets):
-        raise RuntimeError("stop")
-
-    ensemble = ensembles.initialise(build, [0])
-    with pytest.raises(RuntimeError, match="stop"):
-        ensembles.train(ensemble, loss, draw(0), Plan(SGD(0.1), 1, BATCH), seeds=[0])
-    assert (torch.tensor(1e-39) * 1 != 0).item()

@@ -173,3 +173,24 @@ def test_a_model_of_zeros_says_that_ridge_cannot_be_seen():
     nn.init.zeros_(model.weight)
     found = tacit.estimate(model, F.mse_loss, random_data(17), [tacit.l2()])
     assert "vanishing" in kinds(found)
+
+
+def test_a_strength_below_what_stays_unexplained_is_called_faint():
+    design = columns(20, 2)
+    target = design @ torch.tensor([1.0, 0.02]).double() + 0.1 * noise(21)
+    found = tacit.fit(equations(design, target))
+    assert [(p.kind, p.names) for p in found.problems] == [("faint", ("r1",))]
+    assert "order of magnitude" in found.problems[0].remedy
+    louder = design @ torch.tensor([1.0, 0.5]).double() + 0.1 * noise(21)
+    assert not tacit.fit(equations(design, louder)).problems
+
+
+def test_what_a_column_adds_is_measured_apart_from_the_others():
+    """Two columns of cosine .98: what each adds on its own is a fifth of its length."""
+    design = columns(22, 2)
+    design[:, 1] = design[:, 0] + 0.2 * design[:, 1]
+    target = design.sum(1) + 0.3 * noise(23)
+    problems = tacit.fit(equations(design, target)).problems
+    assert {p.names for p in problems if p.kind == "faint"} == {("r0",), ("r1",)}
+    apart = columns(22, 2)
+    assert not tacit.fit(equations(apart, apart.sum(1) + 0.3 * noise(23))).problems

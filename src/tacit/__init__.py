@@ -1,6 +1,6 @@
 """Estimate the regularization that a training run applied without writing it down."""
 
-from tacit import theory
+from tacit import ensembles, theory
 from tacit.bootstrapping import bootstrap, time_varying
 from tacit.equations import Equations, stack
 from tacit.errors import InputError, Problem
@@ -57,6 +57,7 @@ __all__ = [
     "difference_equations",
     "distance_to",
     "endpoint_equations",
+    "ensembles",
     "estimate",
     "euler",
     "fit",

@@ -60,11 +60,17 @@ def reproduce(
     ),
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
     force: Annotated[bool, typer.Option(help="Forget earlier rows and start anew.")] = False,
+    data_dir: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder with the MNIST files; without it the user's cache, or a download."
+        ),
+    ] = None,
 ) -> None:
     """Reproduce figures of the paper: rows, figures and a page of all."""
-    from tacit.experiments import MODULES, load
+    from tacit.experiments import MODULES, data, load
 
-    with plain_errors():
+    with plain_errors(), data.directory(data_dir):
         _need("pandas", "pyarrow", "matplotlib")
         if preset not in PRESETS:
             raise InputError(f"no preset {preset!r}: there are {', '.join(PRESETS)}.")

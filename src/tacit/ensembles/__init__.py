@@ -2,6 +2,8 @@
 
 from tacit.ensembles.chance import mask_generator, order_generator
 from tacit.ensembles.data import Data
+from tacit.ensembles.denormals import flushed_denormals
+from tacit.ensembles.marginal import Marginal, dropout_equations
 from tacit.ensembles.matching import endpoint_equations, epoch_equations, fits
 from tacit.ensembles.members import Ensemble, initialise, stacked
 from tacit.ensembles.optimizers import SGD, Adam
@@ -11,7 +13,7 @@ from tacit.ensembles.slopes import gradients
 from tacit.ensembles.training import train
 
 __all__ = [
-    "SGD", "Adam", "Data", "Ensemble", "Plan", "Run", "Stopping",
-    "endpoint_equations", "epoch_equations", "fits", "gradients", "initialise", "mask_generator",
-    "order_generator", "stacked", "train",
+    "SGD", "Adam", "Data", "Ensemble", "Marginal", "Plan", "Run", "Stopping",
+    "dropout_equations", "endpoint_equations", "epoch_equations", "fits", "flushed_denormals",
+    "gradients", "initialise", "mask_generator", "order_generator", "stacked", "train",
 ]  # fmt: skip

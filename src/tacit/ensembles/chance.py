@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from tacit.ensembles.forward import Drop
+
 MASKS = 2**32
 """Added to a seed for masks, so that they are independent of the batch order."""
 
@@ -50,6 +52,16 @@ class Chance:
         """Uniform numbers of that shape for each member."""
         drawn = [torch.rand(shape, generator=g, device=self.device) for g in self._masks]
         return torch.stack(drawn)[self._slots]
+
+    def drop(self, rates: Tensor | None) -> Drop:
+        """Dropout of the members' activations at their own rates, or at the layers'."""
+
+        def drop(x: Tensor, own: float) -> Tensor:
+            each = x.new_full((len(x),), own) if rates is None else rates
+            each = each.view(-1, *[1] * (x.dim() - 1))
+            return x * (self.uniform(x.shape[1:]) >= each) / (1 - each)
+
+        return drop
 
     def keep(self, members: Tensor) -> None:
         """Go on with some of the members alone; the draws of the others do not change."""

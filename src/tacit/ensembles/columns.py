@@ -50,30 +50,32 @@ def _read(regularizer: Regularizer, params: Params, name: str, members: int) -> 
 def blocks(
     ensemble: Ensemble,
     candidates: Candidates,
-    targets: Params,
+    targets: Sequence[Params],
     *,
     kinks: Params,
     floors: Params,
-    averaged: Mapping[Regularizer, Params],
+    given: Mapping[Regularizer, Params],
 ) -> list[list[Block]]:
     """The equations of every member, one block a layer, as `tacit.assembly.assemble` makes them.
 
     Args:
         ensemble: the points.
         candidates: the regularizers to estimate.
-        targets: stacked targets.
+        targets: stacked targets, one a group of draws.
         kinks: rows (members, rows) that known penalties take out already.
         floors: norms, by tensor and member, of targets that would be rounding alone.
-        averaged: columns that are given, as means over an epoch, rather than taken at the point.
+        given: columns that are known already (means over an epoch, gradients of a streamed mean),
+            rather than taken at the point; of regularizers with one coefficient.
     """
-    params = ensemble.params
+    one = ensemble.member(0)
 
     def read(regularizer: Regularizer, name: str) -> Columns | None:
-        found = columns(regularizer, params, name)
-        if found is None or regularizer not in averaged:
-            return found
-        mean = averaged[regularizer][name].flatten(1)
-        return Columns(mean.unsqueeze(2), torch.zeros_like(found.kinks))
+        if regularizer not in given:
+            return columns(regularizer, ensemble.params, name)
+        if name not in regularizer.bind(one).active:
+            return None
+        values = given[regularizer][name].flatten(1)
+        return Columns(values.unsqueeze(2), torch.zeros_like(values, dtype=torch.bool))
 
     first = candidates.bind(ensemble.member(0))
     layers: dict[str, list[str]] = {}
@@ -83,10 +85,11 @@ def blocks(
     for layer, names in layers.items():
         active = sorted({c for name in names for c in first.columns.active.get(name, ())})
         rows, gone = 0, torch.zeros(len(ensemble), dtype=torch.int64)
-        factors = torch.zeros(len(ensemble), 0, len(active) + 1, dtype=torch.float64)
+        width = len(active) + len(targets)
+        factors = torch.zeros(len(ensemble), 0, width, dtype=torch.float64)
         for name in names:
             read_here = [read(r, name) for r in candidates.estimated]
-            matrix, out = _rows(name, first, read_here, targets[name], active)
+            matrix, out = _rows(name, first, read_here, [t[name] for t in targets], active)
             out |= kinks[name]
             own = _triangles(matrix.masked_fill_(out.unsqueeze(2), 0))
             factors = _triangles(torch.cat([factors, own], 1))
@@ -100,16 +103,19 @@ def blocks(
 
 
 def _rows(
-    name: str, bound: Bound, found: Sequence[Columns | None], target: Tensor, active: list[int]
+    name: str,
+    bound: Bound,
+    found: Sequence[Columns | None],
+    targets: Sequence[Tensor],
+    active: list[int],
 ) -> tuple[Tensor, Tensor]:
-    """[design | target] of one tensor, (members, rows, columns + 1), and which rows are at kinks.
+    """[design | targets] of one tensor, (members, rows, columns), and which rows are at kinks.
 
     Rows at kinks are in no equation; as zeros they add nothing to a factor.
     """
-    flat = target.flatten(1)
-    matrix = flat.new_zeros(*flat.shape, len(active) + 1)
-    matrix[..., -1] = flat
-    kinks = torch.zeros_like(flat, dtype=torch.bool)
+    flat = torch.stack([target.flatten(1) for target in targets], dim=2)
+    matrix = torch.cat([flat.new_zeros(*flat.shape[:2], len(active)), flat], dim=2)
+    kinks = torch.zeros_like(flat[..., 0], dtype=torch.bool)
     own = [active.index(column) for column in bound.columns.active.get(name, ())]
     parts = [part for part in found if part is not None]
     if parts:

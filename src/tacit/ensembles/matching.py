@@ -1,6 +1,7 @@
 """Gradient matching for all members at once: batched gradients, columns and factors, M fits."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -39,9 +40,9 @@ def endpoint_equations(
     owned = own_data(data, len(wide), wide.first)
     values, slopes = whole_slopes(wide, loss, owned)
     targets = {n: -slope for n, slope in slopes.items()}
-    floors = _rounding(wide, loss, owned)
-    source = _Sources("endpoint", loss, owned, _norms(slopes), values.tolist(), {})
-    return _write(wide, targets, floors, source, regularizers, known)
+    floors = rounding(wide, loss, owned)
+    source = Sources("endpoint", loss, owned, norms(slopes), values.tolist())
+    return write(wide, [targets], floors, source, regularizers, known=known)
 
 
 def epoch_equations(
@@ -72,8 +73,8 @@ def epoch_equations(
         targets[name] = -slope - run.displacement[name] * scale
         floors[name] = eps * (wide.params[name] * scale).flatten(1).norm(dim=1)
     bent = {r.name: _bent(r, wide.params, column) for r, column in run.columns.items()}
-    source = _Sources("trajectory", loss, owned, _norms(slopes), None, bent)
-    return _write(wide, targets, floors, source, regularizers, known, run.columns)
+    source = Sources("trajectory", loss, owned, norms(slopes), None, bent)
+    return write(wide, [targets], floors, source, regularizers, known=known, given=run.columns)
 
 
 def fits(equations: Sequence[Equations], *, nonnegative: bool = False) -> list[Fit]:
@@ -81,7 +82,7 @@ def fits(equations: Sequence[Equations], *, nonnegative: bool = False) -> list[F
     return [fit(own, nonnegative=nonnegative) for own in equations]
 
 
-class _Sources(NamedTuple):
+class Sources(NamedTuple):
     """What the sources of all members say."""
 
     mode: str
@@ -89,12 +90,12 @@ class _Sources(NamedTuple):
     data: Owned
     gradient_norms: list[float]
     values: list[float] | None
-    unsettled: Mapping[str, list[float]]
+    unsettled: Mapping[str, list[float]] = MappingProxyType({})
 
     def of(self, ensemble: Ensemble, known: Penalties) -> Iterator[Source]:
         """The source of every member."""
         names = [n for n, _ in ensemble.model.named_parameters(remove_duplicate=False)]
-        lengths = _norms(ensemble.params)
+        lengths = norms(ensemble.params)
         for m in range(len(ensemble)):
             strengths = zip(known.regularizers, known.strengths, strict=True)
             yield Source(
@@ -114,36 +115,40 @@ class _Sources(NamedTuple):
             )
 
 
-def _write(
+def write(
     ensemble: Ensemble,
-    targets: Params,
+    targets: Sequence[Params],
     floors: Params,
-    sources: _Sources,
+    sources: Sources,
     regularizers: Regularizer | Sequence[Regularizer],
-    known: Mapping[Regularizer, Strengths] | None,
-    averaged: Mapping[Regularizer, Params] | None = None,
+    *,
+    known: Mapping[Regularizer, Strengths] | None = None,
+    given: Mapping[Regularizer, Params] | None = None,
 ) -> list[Equations]:
-    check_finite(targets, what="the target")
+    """Equations of every member from targets, one a group of draws; known penalties leave them."""
     candidates = check_candidates(regularizers, None)
     fixed = own_penalties(known, ensemble.params, what="known", single=True)
-    kinks = {n: torch.zeros_like(t.flatten(1), dtype=torch.bool) for n, t in targets.items()}
+    for target in targets:
+        check_finite(target, what="the target")
+    kinks = {n: torch.zeros_like(p.flatten(1), dtype=torch.bool) for n, p in targets[0].items()}
     for regularizer, strengths in zip(fixed.regularizers, fixed.strengths, strict=True):
-        for name, target in targets.items():
+        for name, mask in kinks.items():
             found = columns(regularizer, ensemble.params, name)
             if found is not None:
-                target.sub_((found.values[..., 0] * strengths).reshape(target.shape))
-                kinks[name] |= found.kinks
+                mask |= found.kinks
+                for target in targets:
+                    known_part = (found.values[..., 0] * strengths).reshape(target[name].shape)
+                    target[name].sub_(known_part)
     bound = candidates.bind(ensemble.member(0))
-    every = blocks(
-        ensemble, candidates, targets, kinks=kinks, floors=floors, averaged=averaged or {}
-    )
+    every = blocks(ensemble, candidates, targets, kinks=kinks, floors=floors, given=given or {})
+    count = len(targets)
     return [
-        Equations(bound.families, bound.columns.names, 1, tuple(own), (source,))
+        Equations(bound.families, bound.columns.names, count, tuple(own), (source,))
         for own, source in zip(every, sources.of(ensemble, fixed), strict=True)
     ]
 
 
-def _rounding(ensemble: Ensemble, loss: Loss, data: Owned) -> Params:
+def rounding(ensemble: Ensemble, loss: Loss, data: Owned) -> Params:
     """Norm, by tensor and member, of the change of ∇L when every weight moves by its last digit."""
     inputs, targets = next(data.slices(PROBE))
     here = batch_slopes(ensemble, loss, inputs, targets).gradients
@@ -156,11 +161,12 @@ def _bent(regularizer: Regularizer, params: Params, mean: Params) -> list[float]
     """‖mean of ∇R − ∇R at the mean point‖ / ‖mean of ∇R‖ of every member."""
     found = {n: columns(regularizer, params, n) for n in params}
     here = {n: c.values[..., 0] for n, c in found.items() if c is not None}
-    apart = _norms({n: mean[n].flatten(1) - column for n, column in here.items()})
-    lengths = _norms({n: mean[n] for n in here})
+    apart = norms({n: mean[n].flatten(1) - column for n, column in here.items()})
+    lengths = norms({n: mean[n] for n in here})
     return [a / length if length else 0.0 for a, length in zip(apart, lengths, strict=True)]
 
 
-def _norms(tensors: Params) -> list[float]:
+def norms(tensors: Params) -> list[float]:
+    """Euclidean norm over all tensors, of every member."""
     squares: list[Tensor] = [t.flatten(1).square().sum(1) for t in tensors.values()]
     return torch.stack(squares).sum(0).sqrt().tolist()

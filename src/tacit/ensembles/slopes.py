@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from tacit.ensembles.data import Owned, own_data
+from tacit.ensembles.forward import Drop
 from tacit.ensembles.members import Ensemble
 from tacit.params import Params
 
@@ -31,24 +32,26 @@ def gradients(ensemble: Ensemble, loss: Loss, data: Any) -> Slopes:
     return whole_slopes(wide, loss, own_data(data, len(wide), wide.first))
 
 
-def whole_slopes(ensemble: Ensemble, loss: Loss, data: Owned) -> Slopes:
-    """L and ∇L over all examples, in the ensemble's dtype."""
-    values = ensemble.first.new_zeros(len(ensemble))
-    sums = {n: torch.zeros_like(p) for n, p in ensemble.params.items()}
+def whole_slopes(ensemble: Ensemble, loss: Loss, data: Owned, drop: Drop | None = None) -> Slopes:
+    """L and ∇L over all examples, in the ensemble's dtype and summed in float64."""
+    values = ensemble.first.new_zeros(len(ensemble), dtype=torch.float64)
+    sums = {n: torch.zeros_like(p, dtype=torch.float64) for n, p in ensemble.params.items()}
     for inputs, targets in data.slices(slice_size(ensemble.params, data)):
         part = inputs.shape[1] / data.examples
-        value, slopes = batch_slopes(ensemble, loss, inputs, targets)
+        value, slopes = batch_slopes(ensemble, loss, inputs, targets, drop)
         values.add_(value, alpha=part)
         for name, slope in slopes.items():
             sums[name].add_(slope, alpha=part)
     return Slopes(values, sums)
 
 
-def batch_slopes(ensemble: Ensemble, loss: Loss, inputs: Tensor, targets: Tensor) -> Slopes:
-    """L and ∇L of every member on one batch (members, examples, …), without dropout."""
+def batch_slopes(
+    ensemble: Ensemble, loss: Loss, inputs: Tensor, targets: Tensor, drop: Drop | None = None
+) -> Slopes:
+    """L and ∇L of every member on one batch (members, examples, …), by default without dropout."""
     leaves = {n: p.detach().requires_grad_() for n, p in ensemble.params.items()}
     with torch.enable_grad():
-        values = vmap(loss)(ensemble.forward(leaves, inputs, None), targets)
+        values = vmap(loss)(ensemble.forward(leaves, inputs, drop), targets)
         slopes = torch.autograd.grad(values.sum(), list(leaves.values()))
     return Slopes(values.detach(), dict(zip(leaves, slopes, strict=True)))
 

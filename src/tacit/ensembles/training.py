@@ -11,12 +11,12 @@ from torch.func import vmap
 from tacit.ensembles.chance import Chance
 from tacit.ensembles.data import Owned, own_data
 from tacit.ensembles.denormals import flushed_denormals
-from tacit.ensembles.forward import Drop
 from tacit.ensembles.layout import Layout
 from tacit.ensembles.members import Ensemble, check_seeds
 from tacit.ensembles.optimizers import State, factor_at, rates
 from tacit.ensembles.penalties import Penalties, Strengths, own_penalties
 from tacit.ensembles.plan import Plan
+from tacit.ensembles.rates import own_rates
 from tacit.ensembles.run import Average, Outcome, Run
 from tacit.ensembles.slopes import Loss, mean_loss
 from tacit.errors import InputError
@@ -145,22 +145,13 @@ class Work:
     def _function(self) -> Callable[..., tuple[Tensor, Tensor]]:
         """Losses and penalties of all members as one function that can be compiled."""
         forward, losses = self.ensemble.forward, vmap(self.loss)
+        drop = self.chance.drop(self.dropout)
 
         def function(params: Params, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-            loss = losses(forward(params, inputs, self._drop), targets)
+            loss = losses(forward(params, inputs, drop), targets)
             return loss, self.penalties.traced(params) + torch.zeros_like(loss)
 
         return function if self.plan.compile is None else self.plan.compile(function)
-
-    @property
-    def _drop(self) -> Drop:
-        def drop(x: Tensor, own: float) -> Tensor:
-            rates = x.new_full((len(x),), own) if self.dropout is None else self.dropout
-            rates = rates.view(-1, *[1] * (x.dim() - 1))
-            kept = self.chance.uniform(x.shape[1:]) >= rates
-            return x * kept / (1 - rates)
-
-        return drop
 
     def _monitored(self, loss: Tensor, penalty: Tensor) -> Tensor:
         stopping = self.plan.stopping
@@ -200,19 +191,5 @@ def _begin(
         validation=None if validation is None else own_data(validation, members, first),
         chance=Chance(seeds, first.device),
         penalties=own_penalties(penalties, params),
-        dropout=_check_dropout(dropout, members, first),
+        dropout=None if dropout is None else own_rates(dropout, members, first),
     )
-
-
-def _check_dropout(
-    dropout: float | Sequence[float] | Tensor | None, members: int, like: Tensor
-) -> Tensor | None:
-    if dropout is None:
-        return None
-    given = torch.as_tensor(dropout, dtype=like.dtype, device=like.device)
-    if given.shape not in ((), (members,)) or not bool(((given >= 0) & (given < 1)).all()):
-        raise InputError(
-            f"dropout is {dropout!r}: pass a rate from 0 to below 1, or one for each of the "
-            f"{members} members."
-        )
-    return given.expand(members)

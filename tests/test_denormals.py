@@ -1,0 +1,59 @@
+"""Denormal numbers are flushed while an ensemble trains, and the setting is put back after."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+from tacit import ensembles
+from tacit.ensembles import SGD, Plan
+
+DENORMALS = """
+import torch
+from torch.nn import functional as F
+from tacit import ensembles
+from tacit.ensembles.denormals import flushed_denormals, flushing
+
+torch.set_num_threads(2)
+
+def kept():  # on every thread
+    tiny = torch.full((2_000_000,), 1e-39)
+    return float((tiny * 1 != 0).float().mean())
+
+seen = []
+def loss(outputs, targets):
+    seen.append(flushing())
+    return F.mse_loss(outputs, targets)
+
+def train():
+    ensemble = ensembles.initialise(lambda: torch.nn.Linear(2, 1), [0, 1])
+    plan = ensembles.Plan(ensembles.SGD(0.1), 1, 4)
+    ensembles.train(ensemble, loss, (torch.randn(8, 2), torch.randn(8, 1)), plan, seeds=[0, 1])
+
+with flushed_denormals():
+    assert kept() == 0.0
+assert kept() == 1.0
+train()
+assert seen and all(seen)
+assert kept() == 1.0
+torch.set_flush_denormal(True)
+train()
+assert flushing()
+"""
+
+
+def test_denormals_are_flushed_while_training_and_the_setting_is_restored():
+    """In a process of its own: threads that torch makes inherit the setting of the moment."""
+    subprocess.run([sys.executable, "-c", DENORMALS], check=True)
+
+
+def test_denormals_are_restored_after_an_error():
+    def loss(outputs, targets):
+        raise RuntimeError("stop")
+
+    ensemble, data = ensembles.initialise(lambda: nn.Linear(3, 2), [0]), (torch.ones(8, 3),) * 2
+    with pytest.raises(RuntimeError, match="stop"):
+        ensembles.train(ensemble, loss, data, Plan(SGD(0.1), 1, 4), seeds=[0])
+    assert (torch.tensor(1e-39) * 1 != 0).item()
