@@ -4,6 +4,7 @@ import math
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -75,7 +76,7 @@ def test_the_published_fit_from_statistics_is_the_published_fit():
     regularizers = [tacit.smooth_l1(0.1), tacit.l2()]
     protocol = Protocol(rate=0.05, epochs=40, patience=5)
     given = statistics(ensemble, F.mse_loss, (X, y), regularizers, batch_size=16, shuffles=1)
-    found, epochs = published_fit(given, protocol)
+    found, epochs, _ = published_fit(given, protocol)
     order = torch.randperm(64, generator=torch.Generator().manual_seed(0))
     for m in range(3):
         expected, took = naive_fit(ensemble.module(m), X, y, regularizers, order, protocol)
@@ -83,20 +84,40 @@ def test_the_published_fit_from_statistics_is_the_published_fit():
         assert epochs[m] == took
 
 
-def test_the_rate_is_halved_on_plateaus():
-    """A loss that cannot fall: after every `plateau` epochs the steps are half as long."""
-    import numpy as np
-
+def test_stopping_and_plateaus_are_torchs():
+    """One strength on one batch: a noisy loss against torch's scheduler and a plain count."""
+    generator = np.random.default_rng(1)
     given = Statistics(
-        squares=np.zeros((1, 1, 1)), inner=np.full((1, 1, 1, 1), -1.0),
-        gram=np.zeros((1, 1, 1)), parameters=1,
+        squares=1 + 0.1 * generator.random((5, 1, 1)), inner=0.1 * generator.random((5, 1, 1, 1)),
+        gram=np.full((1, 1, 1), 0.01), parameters=3,
     )  # fmt: skip
-    steady, _ = published_fit(given, Protocol(rate=0.1, epochs=30, patience=99))
-    # log λ rises by the rate at every step, and the loss falls, so that nothing is halved …
-    assert math.log(steady[0, 0]) == pytest.approx(3.0, rel=1e-3)
-    flat = replace(given, inner=np.full((1, 1, 1, 1), 1.0), gram=np.zeros((1, 1, 1)))
-    falling, _ = published_fit(flat, Protocol(rate=0.1, epochs=30, patience=99, plateau=5))
-    assert math.log(falling[0, 0]) == pytest.approx(-3.0, rel=1e-3)
+    protocol = Protocol(rate=0.1, epochs=300, patience=30, plateau=3)
+    found = published_fit(given, protocol)
+    log = torch.zeros(1, dtype=torch.float64, requires_grad=True)
+    optimizer = torch.optim.Adam([log], lr=0.1)
+    scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.5, patience=3)
+    draws, lowest, waited, epochs = np.random.default_rng(0), math.inf, 0, 0
+    while epochs < 300 and waited < 30:
+        shuffle = int(draws.integers(5, size=1)[0])
+        strength = log.exp()
+        loss = (
+            float(given.squares[shuffle, 0, 0])
+            + 2 * strength * float(given.inner[shuffle, 0, 0, 0]) + strength**2 * 0.01
+        ).sum() / 3  # fmt: skip
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        value = float(loss.detach())
+        waited, lowest, epochs = (
+            (0 if value < lowest else waited + 1),
+            min(value, lowest),
+            epochs + 1,
+        )
+        scheduler.step(value)
+    assert found.epochs[0] == epochs
+    assert found.losses[0] == pytest.approx(lowest)
+    assert found.strengths[0, 0] == pytest.approx(float(log.detach().exp()), rel=1e-9)
+    assert optimizer.param_groups[0]["lr"] < 0.05
 
 
 def test_units_and_rows(rows):

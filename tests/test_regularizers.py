@@ -18,6 +18,9 @@ from tacit.regularizers.quadratic import quadratic_matrix
 MODEL = tanh_mlp(0, sizes=(3, 4, 2))
 OBJECTIVE = tacit.Objective(MODEL, F.mse_loss, random_data(1, count=9, inputs=3, outputs=2))
 START = params_of(MODEL)
+DROPPING = nn.Sequential(MODEL[0], nn.Sequential(nn.Tanh(), nn.Dropout(0.2)), MODEL[2])
+LABELLED = random_data(1, count=9, inputs=3)[0], torch.arange(9) % 2
+CLASSES = tacit.Objective(DROPPING, F.cross_entropy, LABELLED)
 NAMES = ["0.weight", "0.bias", "2.weight", "2.bias"]
 
 
@@ -47,6 +50,7 @@ COUPLED = {
     "diagonal": tacit.diagonal,
     "symmetric": tacit.symmetric,
     "gradient_norm": lambda **options: tacit.gradient_norm(OBJECTIVE, **options),
+    "explicit_dropout": lambda **options: tacit.explicit_dropout(CLASSES, **options),
     "custom": lambda **options: tacit.regularizer("custom", coupled, **options),
 }
 SCOPES = {"": None, " of weights": "*.weight", " of a layer": "2", " chosen": lambda n: "2.w" in n}
@@ -250,7 +254,16 @@ def closed_forms(params):
         "diagonal": [t * t for t in flat],
         "symmetric": [flat[i] * flat[j] * (1 if i == j else math.sqrt(2)) for i, j in pairs],
         "gradient_norm": [float(gradient @ gradient)],
+        "explicit_dropout": [two_classes(params)],
     }
+
+
+def two_classes(params):
+    """½ mean_i p_i (1 − p_i) Σ_j h_ij² (w_0j − w_1j)²: dropout of h before two logits."""
+    (X, _), (W, b, V, c) = LABELLED, params.values()
+    h = torch.tanh(X @ W.T + b)
+    p = torch.sigmoid((h @ V.T + c) @ torch.tensor([1.0, -1.0]).double())
+    return float((p * (1 - p) * (h**2 @ (V[0] - V[1]) ** 2)).mean() / 2)
 
 
 def eigenvalue_roots(gram):

@@ -208,8 +208,8 @@ def _unsettled(e: Evidence) -> Iterator[Problem]:
 
 def _faint(e: Evidence) -> Iterator[Problem]:
     """Columns whose own part of the fit, apart from the others, is below what stays unexplained."""
-    if len(e.system.seen) < 2 or e.explained < EXPLAINED:
-        return  # said by unexplained
+    if len(e.system.seen) < 2 or e.residual_ratio < MATERIAL or e.explained < EXPLAINED:
+        return  # nothing is left, or it is said by unexplained
     alone = e.contribution(e.strengths) / e.system.inflation.sqrt()
     known = {n for problem in (*_collapsed(e), *_collinear(e)) for n in problem.names}
     faint = (alone < e.residual_ratio) & (alone > 0)

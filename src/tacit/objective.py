@@ -57,6 +57,8 @@ class Objective:
     ):
         self._check_arguments(model, loss, training=training, draws=draws, seed=seed)
         self._mean_reduced = True
+        self.loss: Loss | None = loss
+        """The loss(output, target) it was made with; None after `from_batch_loss`."""
         self._open(data, weights, batch_size, from_mean(loss))
         self._check_mean_reduced(self._first[0])
 
@@ -82,6 +84,7 @@ class Objective:
         self = cls.__new__(cls)
         self._check_arguments(model, batch_loss, training=training, draws=draws, seed=seed)
         self._mean_reduced = False
+        self.loss = None
         self._open(data, weights, batch_size, from_units(batch_loss))
         return self
 
@@ -191,6 +194,25 @@ class Objective:
                         )
                     held.append(output)
         return [torch.cat(held) for held in outputs], target
+
+    def visit(
+        self,
+        params: Params,
+        use: Callable[[nn.Module, Any, Tensor | None, int], None],
+        *,
+        first: bool = False,
+    ) -> None:
+        """One pass in eval mode: use(model, batch, weights, index), the parameters swapped in.
+
+        For what no mean loss can say (activations, outputs). `first` stops at the examples that
+        probes look at.
+        """
+        with self._stream.ready(training=False), torch.enable_grad():
+            batches = [self._stream.moved(self._first)] if first else self._stream.read()
+            for index, (batch, weights) in enumerate(batches):
+                Borrowed(self.model).at(
+                    params, lambda model, b=batch, w=weights, i=index: use(model, b, w, i)
+                )
 
     def _check_arguments(
         self, model: nn.Module, loss: Any, *, training: bool, draws: int, seed: int

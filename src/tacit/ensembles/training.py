@@ -24,6 +24,9 @@ from tacit.params import Params
 from tacit.progress import track
 from tacit.regularizers import Regularizer
 
+BatchPenalty = Callable[[Params, Tensor, Tensor, Tensor], Tensor]
+"""One value a member from stacked parameters, inputs, targets and the members' numbers."""
+
 
 def train(
     ensemble: Ensemble,
@@ -34,6 +37,7 @@ def train(
     seeds: Iterable[int],
     penalties: Mapping[Regularizer, Strengths] | None = None,
     dropout: float | Sequence[float] | Tensor | None = None,
+    batch_penalty: BatchPenalty | None = None,
 ) -> Run:
     """Train all members on loss + Σ_k λ_k R_k at once.
 
@@ -49,10 +53,13 @@ def train(
         seeds: one a member, for its batch order and its masks; equal seeds share both.
         penalties: penalties with one strength for all, or one a member.
         dropout: the rate of each member's dropout layers; by default as the layers say.
+        batch_penalty: a penalty that depends on the batch, batch_penalty(params, inputs, targets,
+            members): one value for each of the members of these numbers.
     """
     if not isinstance(plan, Plan):
         raise InputError(f"plan is a {type(plan).__name__}: pass ensembles.Plan(optimizer, …).")
     work = _begin(ensemble, loss, data, plan, check_seeds(seeds, len(ensemble)), penalties, dropout)
+    work.batch_penalty = batch_penalty
     outcome = Outcome(ensemble, max(plan.epochs_of(len(ensemble))))
     with flushed_denormals(), torch.enable_grad():
         for epoch in track(range(outcome.epochs), total=outcome.epochs, label="epochs"):
@@ -87,6 +94,7 @@ class Work:
     chance: Chance
     penalties: Penalties
     dropout: Tensor | None
+    batch_penalty: BatchPenalty | None = None
     steps: int = 0
 
     @property
@@ -149,7 +157,10 @@ class Work:
 
         def function(params: Params, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
             loss = losses(forward(params, inputs, drop), targets)
-            return loss, self.penalties.traced(params) + torch.zeros_like(loss)
+            added = self.penalties.traced(params) + torch.zeros_like(loss)
+            if self.batch_penalty is not None:
+                added = added + self.batch_penalty(params, inputs, targets, self.members)
+            return loss, added
 
         return function if self.plan.compile is None else self.plan.compile(function)
 

@@ -25,6 +25,9 @@ MODULES = {
     "early-stopping": "early_stopping",
     "bootstrap": "bootstrap",
     "elastic-net": "elastic_net",
+    "step-size": "step_size",
+    "long-horizon": "long_horizon",
+    "dropout": "dropout",
 }
 
 Row = dict[str, Any]

@@ -77,7 +77,7 @@ class Config:
     shuffles: int = 4
     """Shuffles of minibatches that the published fit goes through in turn."""
     polished: tuple[Cell, ...] = ((0.01, 0.1), (0.01, 1), (0.1, 0.1), (0.1, 1), (1, 0.1), (1, 1))
-    polished_per_unit: int = 2
+    polished_per_unit: int = 5
     """Data sets polished in one unit."""
     retrained: tuple[tuple[float, float, int], ...] = (
         (0.1, 0.1, 0), (0.1, 0.1, 1), (0.1, 0.1, 2), (0.001, 1, 0), (0.001, 1, 1), (0.1, 1, 1),
@@ -209,7 +209,7 @@ def _sweep(config: Config, device: str, *, optimizer: str) -> Iterator[Row]:
         batch_size=config.batch_size, shuffles=config.shuffles,
     )  # fmt: skip
     protocol = Protocol(config.fit_rate, config.fit_epochs, config.fit_patience)
-    strengths, epochs = published_fit(given, protocol)
+    strengths, epochs, _ = published_fit(given, protocol)
     ended = time.perf_counter()
     for m, member in enumerate(sweep.members):
         own = {"optimizer": optimizer, "epochs": int(trained.epochs[m]), **vars(member)}

@@ -1,12 +1,12 @@
 """The published fit of strengths: Adam on log λ from 1, on the gradients of minibatches.
 
 The weights do not move while λ is fitted, so that a few inner products of each minibatch's gradient
-are all that a step needs: they are computed once for a few shuffles, which the epochs then repeat.
+are all that a step needs: they are computed once for a few shuffles, which epochs then draw from.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -41,7 +41,7 @@ class Protocol:
     patience: int
     """Epochs without a lower loss after which a fit stops."""
     plateau: int = 0
-    """Epochs without a lower loss after which the rate is halved; 0 for never."""
+    """Epochs after which the rate is halved if the loss has not fallen by 0.01 %; 0 for never."""
 
 
 def statistics(
@@ -83,36 +83,64 @@ def _products(
     return flat.square().sum(1), torch.einsum("mp,mpk->mk", flat, design)
 
 
-def published_fit(given: Statistics, protocol: Protocol) -> tuple[np.ndarray, np.ndarray]:
-    """Strengths (members, k) where Adam leaves them, and the epochs that each member took."""
+class Published(NamedTuple):
+    """Where the published fit ends, by member."""
+
+    strengths: np.ndarray
+    """(members, strengths)."""
+    epochs: np.ndarray
+    losses: np.ndarray
+    """The lowest mean over an epoch of ‖g_b + Φλ‖²/p."""
+
+
+def published_fit(given: Statistics, protocol: Protocol) -> Published:
+    """Adam on log λ from 1, a step a minibatch, until the loss has not fallen for long.
+
+    Every minibatch of an epoch comes from a shuffle drawn at random, so that epochs differ as
+    fresh shuffles do: their noise is what the schedule and the stopping rule react to.
+    """
     shuffles, batches, members, count = given.inner.shape
     log, mean, square = (np.zeros((members, count)) for _ in range(3))
-    rate = np.full((members, 1), protocol.rate)
-    lowest, waited, stalled = np.full(members, np.inf), np.zeros(members), np.zeros(members)
-    epochs, active, step = np.zeros(members, dtype=int), np.ones(members, dtype=bool), 0
-    for epoch in range(protocol.epochs):
+    watch = _Watch(members, protocol)
+    epochs, step, draws = np.zeros(members, dtype=int), 0, np.random.default_rng(0)
+    for _ in range(protocol.epochs):
         total = np.zeros(members)
-        for squares, inner in zip(
-            given.squares[epoch % shuffles], given.inner[epoch % shuffles], strict=True
-        ):
+        for batch, shuffle in enumerate(draws.integers(shuffles, size=batches)):
             step += 1
-            strengths = np.exp(log)
+            inner, strengths = given.inner[shuffle, batch], np.exp(log)
             pulled = np.einsum("mjk,mk->mj", given.gram, strengths)
-            total += squares + (strengths * (2 * inner + pulled)).sum(1)
+            total += given.squares[shuffle, batch] + (strengths * (2 * inner + pulled)).sum(1)
             slope = 2 * strengths * (inner + pulled) / given.parameters
             mean = 0.9 * mean + 0.1 * slope
             square = 0.999 * square + 0.001 * slope**2
             scale = np.sqrt(square / (1 - 0.999**step)) + 1e-8
-            log -= np.where(active[:, None], rate * mean / (1 - 0.9**step) / scale, 0)
-        epochs[active] += 1
-        better = total / batches < lowest
-        lowest = np.where(better & active, total / batches, lowest)
-        waited = np.where(better, 0, waited + 1)
-        stalled = np.where(better, 0, stalled + 1)
-        if protocol.plateau:
-            rate[stalled > protocol.plateau] /= 2
-            stalled[stalled > protocol.plateau] = 0
-        active &= waited < protocol.patience
-        if not active.any():
+            log -= watch.rate * mean / (1 - 0.9**step) / scale
+        epochs[watch.active] += 1
+        watch.see(total / batches / given.parameters)
+        if not watch.active.any():
             break
-    return np.exp(log), epochs
+    return Published(np.exp(log), epochs, watch.lowest)
+
+
+class _Watch:
+    """Early stopping and torch's ReduceLROnPlateau with its defaults, for every member."""
+
+    def __init__(self, members: int, protocol: Protocol):
+        self._protocol = protocol
+        self.lowest, self._level = np.full(members, np.inf), np.full(members, np.inf)
+        self._waited, self._stalled = np.zeros(members), np.zeros(members)
+        self.rate, self.active = np.full((members, 1), protocol.rate), np.ones(members, dtype=bool)
+
+    def see(self, losses: np.ndarray) -> None:
+        """Judge an epoch by its loss."""
+        self._waited = np.where(losses < self.lowest, 0, self._waited + 1)
+        self.lowest = np.where(self.active, np.minimum(losses, self.lowest), self.lowest)
+        fell = losses < self._level * (1 - 1e-4)
+        self._level = np.where(fell, losses, self._level)
+        self._stalled = np.where(fell, 0, self._stalled + 1)
+        if self._protocol.plateau:
+            late = self._stalled > self._protocol.plateau
+            self.rate[late & (self.rate[:, 0] / 2 > 1e-8)] /= 2
+            self._stalled[late] = 0
+        self.active &= self._waited < self._protocol.patience
+        self.rate[~self.active] = 0

@@ -1,5 +1,6 @@
 """Candidate regularizers: each a name, its gradient columns, and its value."""
 
+from tacit.regularizers.dropout import explicit_dropout
 from tacit.regularizers.elementwise import distance_to, l1, l2, smooth_l1
 from tacit.regularizers.family import Columns, Regularizer, join
 from tacit.regularizers.general import gradient_norm, regularizer
@@ -12,6 +13,7 @@ __all__ = [
     "Regularizer",
     "diagonal",
     "distance_to",
+    "explicit_dropout",
     "gradient_norm",
     "group_l2",
     "join",
