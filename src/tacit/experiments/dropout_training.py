@@ -31,7 +31,7 @@ class Config:
     epochs: int = 500
     batch_size: int = 2048
     patience: int = 50
-    best_seeds: int = 8
+    best_seeds: int = 6
     """Seeds whose marginal effect is estimated at the weights of the best validation loss …"""
     last_seeds: int = 3
     """… and at the last weights, which takes many more masks."""

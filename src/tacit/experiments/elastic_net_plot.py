@@ -1,5 +1,6 @@
 """The picture of `elastic_net`, from its rows alone."""
 
+from math import log10
 from typing import TYPE_CHECKING, Any
 
 from tacit import plots
@@ -97,8 +98,8 @@ def _cells(axes: Any, values: Table, hatched: Table) -> Any:
             if marked.iloc[i, j]:
                 axes.add_patch(_hatch(j, i))
     axes.set(xticks=range(len(table.columns)), yticks=range(len(table.index)))
-    axes.set_xticklabels([f"{value:g}" for value in table.columns])
-    axes.set_yticklabels([f"{value:g}" for value in table.index])
+    axes.set_xticklabels(map(_power, table.columns))
+    axes.set_yticklabels(map(_power, table.index))
     axes.tick_params(labelsize=6.5)
     axes.set_xlabel("true λ₂")
     axes.grid(visible=False)
@@ -110,6 +111,11 @@ def _short(value: float) -> str:
     if value < 0.0095:
         return "<1%"
     return f"{value:.0%}" if value < 9.5 else ">9×"
+
+
+def _power(value: float) -> str:
+    """A strength in few characters."""
+    return f"{value:g}" if value >= 0.01 else f"$10^{{{round(log10(value))}}}$"
 
 
 def _hatch(column: int, row: int) -> Any:
