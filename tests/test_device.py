@@ -26,6 +26,7 @@ def candidates(objective):
         tacit.l2(), tacit.l1(), tacit.smooth_l1(0.1), tacit.distance_to(start), tacit.group_l2(),
         tacit.nuclear_norm(), tacit.gradient_norm(objective), tacit.layerwise(tacit.l2(name="own")),
         tacit.diagonal(scope="3.bias"), tacit.symmetric(scope="3.bias"),
+        tacit.explicit_dropout(objective),
         tacit.regularizer("fourth", lambda params: sum((p**4).sum() for p in params.values())),
     ]  # fmt: skip
 

@@ -8,6 +8,7 @@ import tacit
 from tacit.errors import InputError
 
 SIMPLE = ("l2", "l1", "smooth_l1", "group_l2", "nuclear_norm", "diagonal", "symmetric")
+OF_OBJECTIVES = ("gradient_norm", "explicit_dropout")
 
 
 def find_objective(spec: str) -> "tacit.Objective":
@@ -50,10 +51,10 @@ def parse_regularizer(spec: str, objective: "tacit.Objective") -> "tacit.Regular
     options = dict(given)
     if len(options) < len(given):
         raise InputError(f"{spec!r} gives an option twice: give each once.")
-    if name == "gradient_norm":
-        return _make(spec, tacit.gradient_norm, objective, **options)
+    if name in OF_OBJECTIVES:
+        return _make(spec, getattr(tacit, name), objective, **options)
     if name not in SIMPLE:
-        known = ", ".join((*SIMPLE, "gradient_norm", "layerwise:…"))
+        known = ", ".join((*SIMPLE, *OF_OBJECTIVES, "layerwise:…"))
         raise InputError(f"no regularizer {name!r} in {spec!r}: there are {known}.")
     return _make(spec, getattr(tacit, name), **options)
 

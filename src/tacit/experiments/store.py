@@ -24,7 +24,9 @@ if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
 
-VERSIONS = ("tacit", "torch", "numpy", "scipy", "pandas", "pyarrow", "matplotlib")
+VERSIONS = (
+    "tacit", "torch", "numpy", "scipy", "pandas", "pyarrow", "matplotlib", "scikit-learn",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
