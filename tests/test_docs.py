@@ -70,9 +70,10 @@ def commands(page):
 
 
 @pytest.mark.parametrize("page", [p for p in PAGES if list(commands(p))], ids=lambda p: p.name)
-def test_commands_run_at_their_quick_presets(page, tmp_path):
+def test_commands_run_at_their_quick_presets(page, reproduced):
+    """Where all was reproduced already, so that experiments are not run a second time."""
     for command in commands(page):
-        folder = tmp_path
+        folder = reproduced
         if command[:1] == ["cd"]:
             folder, command = ROOT / command[1], command[3:]
         if command[0] == "make":  # CI runs these; here each target must exist

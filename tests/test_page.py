@@ -10,9 +10,7 @@ import subprocess
 import zlib
 
 import pytest
-from typer.testing import CliRunner
 
-from tacit.cli import app
 from tacit.experiments import MODULES
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -35,12 +33,8 @@ PROBE = """<script>addEventListener("load", () => { setTimeout(() => {
 
 
 @pytest.fixture(scope="module")
-def page(tmp_path_factory):
-    out = tmp_path_factory.mktemp("results")
-    found = CliRunner().invoke(app, ["reproduce", "--out", str(out), "--device", "cpu"])
-    assert found.exit_code == 0, found.output
-    assert "  no " not in found.output, found.output  # every key number holds
-    return out / "index.html"
+def page(reproduced):
+    return reproduced / "results" / "index.html"
 
 
 def browse(page, folder, *options):
