@@ -1,5 +1,7 @@
 """Weak evidence is said in words, and good fits carry none."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from problems import random_data, tanh_mlp
@@ -194,3 +196,20 @@ def test_what_a_column_adds_is_measured_apart_from_the_others():
     assert {p.names for p in problems if p.kind == "faint"} == {("r0",), ("r1",)}
     apart = columns(22, 2)
     assert not tacit.fit(equations(apart, apart.sum(1) + 0.3 * noise(23))).problems
+
+
+def test_faint_looks_at_the_rows_of_a_column_alone():
+    """One layer fitted exactly, another badly: the first one's strength is none the less sure."""
+    whole = equations(columns(24, 2), noise(25))
+    blocks = [
+        replace(whole.blocks[0], layer=layer, columns=(column,), rows=2, factor=torch.tensor(rows))
+        for layer, column, rows in (
+            ("a", 0, [[1.0, 0.01], [0.0, 0.0]]), ("b", 1, [[1.0, 1.0], [0.0, 0.8]]),
+        )
+    ]  # fmt: skip
+    exact = [replace(block, factor=block.factor.double()) for block in blocks]
+    found = tacit.fit(replace(whole, blocks=tuple(exact)))
+    assert list(found.strengths.values()) == pytest.approx([0.01, 1])
+    assert "faint" not in kinds(found)
+    exact[0] = replace(exact[0], factor=torch.tensor([[1.0, 0.01], [0.0, 0.02]]).double())
+    assert "faint" in kinds(tacit.fit(replace(whole, blocks=tuple(exact))))

@@ -194,7 +194,8 @@ def _unsettled(e: Evidence) -> Iterator[Problem]:
         for name, bend in source.unsettled.items():
             worst[name] = max(bend, worst.get(name, 0.0))
     for name, bend in worst.items():
-        if bend > UNSETTLED and name in e.equations.names:
+        known = any(name in source.known for source in e.equations.sources)
+        if bend > UNSETTLED and (known or name in e.equations.names):
             yield Problem(
                 "unsettled",
                 f"Over the epoch the mean gradient of {name} is {bend:.0%} of itself away from the "
@@ -212,7 +213,8 @@ def _faint(e: Evidence) -> Iterator[Problem]:
         return  # nothing is left, or it is said by unexplained
     alone = e.contribution(e.strengths) / e.system.inflation.sqrt()
     known = {n for problem in (*_collapsed(e), *_collinear(e)) for n in problem.names}
-    faint = (alone < e.residual_ratio) & (alone > 0)
+    beside = e.residuals()
+    faint = (alone < beside) & (alone > 0)
     faint &= ~torch.tensor([n in known for n in e.equations.names])
     faint &= ~torch.tensor(_of_matrices(e))
     for index in torch.nonzero(faint)[:, 0].tolist():
@@ -220,8 +222,8 @@ def _faint(e: Evidence) -> Iterator[Problem]:
         yield Problem(
             "faint",
             f"What {name} adds on its own is {float(alone[index]):.1%} of the target, less than "
-            f"the {e.residual_ratio:.1%} that no regularizer here explains: its strength is at "
-            "their mercy, whatever the others' are.",
+            f"the {float(beside[index]):.1%} that stays unexplained in its rows: its strength is "
+            "at the mercy of that, whatever the others' are.",
             "Lower what stays unexplained (train on, average an epoch's weights and add its drift, "
             "add candidates), or read the strength as an order of magnitude at best.",
             (name,),

@@ -47,6 +47,16 @@ class Evidence:
         """‖λ_k φ_k‖ / ‖target‖."""
         return strengths.abs() * self.system.norms / self.target.norm()
 
+    def residuals(self) -> Tensor:
+        """‖target − design·λ‖ / ‖target‖ over the layers where each column is not zero."""
+        squares = torch.zeros_like(self.strengths)
+        for block in self.equations.blocks:
+            own, count = list(block.columns), len(block.columns)
+            target = block.factor[:, count:].mean(1)
+            left = target - block.factor[:, :count] @ self.strengths[own]
+            squares[own] += left.square().sum()
+        return squares.sqrt() / self.target.norm()
+
     def named(self, chosen: Tensor) -> tuple[str, ...]:
         """Names of the columns that a mask or list of indices chooses."""
         index = torch.nonzero(chosen)[:, 0] if chosen.dtype == torch.bool else chosen

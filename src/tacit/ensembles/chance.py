@@ -59,7 +59,9 @@ class Chance:
         def drop(x: Tensor, own: float) -> Tensor:
             each = x.new_full((len(x),), own) if rates is None else rates
             each = each.view(-1, *[1] * (x.dim() - 1))
-            return x * (self.uniform(x.shape[1:]) >= each) / (1 - each)
+            kept = self.uniform(x.shape[1:]) >= each
+            least = torch.finfo(x.dtype).tiny  # a rate of 1 drops all
+            return x * kept / (1 - each).clamp_min(least)
 
         return drop
 

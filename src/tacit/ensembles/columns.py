@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from tacit.assembly import Bound, Candidates
+from tacit.ensembles.layout import per_member
 from tacit.ensembles.members import Ensemble
 from tacit.equations import Block, triangle
 from tacit.params import Params, layer_of
@@ -74,7 +75,7 @@ def blocks(
             return columns(regularizer, ensemble.params, name)
         if name not in regularizer.bind(one).active:
             return None
-        values = given[regularizer][name].flatten(1)
+        values = per_member(given[regularizer][name])
         return Columns(values.unsqueeze(2), torch.zeros_like(values, dtype=torch.bool))
 
     first = candidates.bind(ensemble.member(0))
@@ -113,7 +114,7 @@ def _rows(
 
     Rows at kinks are in no equation; as zeros they add nothing to a factor.
     """
-    flat = torch.stack([target.flatten(1) for target in targets], dim=2)
+    flat = torch.stack([per_member(target) for target in targets], dim=2)
     matrix = torch.cat([flat.new_zeros(*flat.shape[:2], len(active)), flat], dim=2)
     kinks = torch.zeros_like(flat[..., 0], dtype=torch.bool)
     own = [active.index(column) for column in bound.columns.active.get(name, ())]

@@ -95,8 +95,9 @@ def own_data(data: Any, members: int, like: Tensor) -> Owned:
     sets = len(data.inputs)
     if not data.examples:
         raise InputError("data is empty: pass at least one example.")
-    owner = torch.as_tensor(range(sets) if data.owner is None else data.owner, dtype=torch.int64)
-    if owner.shape != (members,) or not bool(((owner >= 0) & (owner < sets)).all()):
+    owner = torch.as_tensor(range(sets) if data.owner is None else data.owner)
+    whole = not owner.dtype.is_floating_point and owner.shape == (members,)
+    if not whole or not bool(((owner >= 0) & (owner < sets)).all()):
         raise InputError(
             f"data has {sets} sets and owners of shape {tuple(owner.shape)} for {members} members: "
             f"pass owner=, one of 0 … {sets - 1} for each member."

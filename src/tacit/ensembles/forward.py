@@ -26,14 +26,21 @@ def forward_of(model: nn.Module) -> Forward:
     chain = list(_chain(model))
     known = (nn.Linear, nn.Dropout, nn.Flatten, *ENTRYWISE)
     tied = len(list(model.parameters())) < len(list(model.named_parameters(remove_duplicate=False)))
-    if not tied and all(type(module) in known for _, module in chain):
+    hooked = any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+    if not tied and not hooked and all(_plain(module, known) for _, module in chain):
         return _chained(chain)
     return _mapped(model)
 
 
+def _plain(module: nn.Module | None, known: tuple[type[nn.Module], ...]) -> bool:
+    """Whether a module acts on each example alone, so that members can be put before it."""
+    first = module.start_dim if isinstance(module, nn.Flatten) else 1
+    return type(module) in known and first >= 1
+
+
 def _chain(model: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
     if type(model) is nn.Sequential:
-        for name, child in model.named_children():
+        for name, child in model._modules.items():  # named_children leaves out second uses
             yield from _chain(child, f"{prefix}{name}.")
     else:
         yield prefix, model
@@ -46,8 +53,8 @@ def _chained(chain: list[tuple[str, nn.Module]]) -> Forward:
             if isinstance(module, nn.Linear):
                 x = _linear(x, params[f"{prefix}weight"], params.get(f"{prefix}bias"))
             elif isinstance(module, nn.Flatten):
-                last = module.end_dim if module.end_dim < 0 else module.end_dim + 1
-                x = x.flatten(module.start_dim + 1, last)
+                ends = (module.start_dim, module.end_dim)
+                x = x.flatten(*(end if end < 0 else end + 1 for end in ends))
             elif not isinstance(module, nn.Dropout):
                 x = module(x)
             elif drop is not None:

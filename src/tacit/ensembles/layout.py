@@ -9,6 +9,11 @@ from torch import Tensor
 from tacit.params import Params
 
 
+def per_member(stacked: Tensor) -> Tensor:
+    """A stacked tensor as (members, entries)."""
+    return stacked.reshape(len(stacked), -1)
+
+
 @dataclass(frozen=True)
 class Layout:
     """Where each named tensor lies in a row of parameters."""
@@ -27,12 +32,12 @@ class Layout:
 
     def rows(self, params: Mapping[str, Tensor]) -> Tensor:
         """Stacked tensors as (members, parameters), copied."""
-        return torch.cat([params[n].flatten(1) for n in self.shapes], 1)
+        return torch.cat([per_member(params[n]) for n in self.shapes], 1)
 
     def views(self, rows: Tensor) -> Params:
         """The named tensors, sharing the rows' memory."""
         parts = zip(self.shapes.items(), rows.split(self.sizes, 1), strict=True)
-        return {n: part.unflatten(1, shape) for (n, shape), part in parts}
+        return {n: part.view(len(rows), *shape) for (n, shape), part in parts}
 
     def spread(self, values: Mapping[str, Tensor], members: int) -> Tensor:
         """One value a member for every entry of each tensor; zero for tensors that have none."""

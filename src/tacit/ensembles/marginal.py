@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from tacit.ensembles.chance import Chance
+from tacit.ensembles.checks import check_droppable, check_ensemble, check_loss
 from tacit.ensembles.data import Owned, own_data
 from tacit.ensembles.layout import Layout
 from tacit.ensembles.matching import Sources, norms, rounding, write
@@ -62,7 +63,10 @@ def dropout_equations(
         noise: how much of the target's squared norm may be noise.
         given: columns known already, stacked, of regularizers among the candidates.
     """
+    check_ensemble(ensemble)
+    check_droppable(ensemble)
     owned = own_data(data, len(ensemble), ensemble.first)
+    check_loss(ensemble, loss, owned)
     rates = own_rates(dropout, len(ensemble), ensemble.first)
     if not bool((rates > 0).all()):
         raise InputError("dropout is 0 for a member: it then adds nothing. Leave such members out.")
@@ -103,7 +107,7 @@ def _drawn(
         if done % 2 or done < FIRST:
             continue
         halves = [sums[g, active] / (done / 2) - plain[active] for g in range(2)]
-        left = torch.nonzero(_noise(*halves) > noise)[:, 0]
+        left = torch.nonzero(~(_noise(*halves) <= noise))[:, 0]
         if not len(left):
             break
         if len(left) < len(active):

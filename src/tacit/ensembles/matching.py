@@ -8,15 +8,18 @@ import torch
 from torch import Tensor
 
 from tacit.assembly import check_candidates
-from tacit.ensembles.columns import blocks, columns
+from tacit.ensembles.checks import check_ensemble, check_loss
+from tacit.ensembles.columns import Columns, blocks, columns
 from tacit.ensembles.data import Owned, own_data
+from tacit.ensembles.layout import per_member
 from tacit.ensembles.members import Ensemble
 from tacit.ensembles.penalties import Penalties, Strengths, own_penalties
 from tacit.ensembles.run import Run
 from tacit.ensembles.slopes import Loss, batch_slopes, whole_slopes
 from tacit.equations import Equations, Source
+from tacit.errors import InputError
 from tacit.fitting import Fit, fit
-from tacit.params import Params, check_finite
+from tacit.params import Params, shorten
 from tacit.probes import moved_by_last_digit
 from tacit.regularizers import Regularizer
 
@@ -36,8 +39,11 @@ def endpoint_equations(
 
     All in float64, in one pass over the data. `known` penalties may have one strength a member.
     """
+    check_ensemble(ensemble)
     wide = ensemble.to(torch.float64)
     owned = own_data(data, len(wide), wide.first)
+    _check_finite([wide.params])
+    check_loss(wide, loss, owned)
     values, slopes = whole_slopes(wide, loss, owned)
     targets = {n: -slope for n, slope in slopes.items()}
     floors = rounding(wide, loss, owned)
@@ -62,8 +68,13 @@ def epoch_equations(
     displacement is first scaled by √v̂ + ε, the metric that its steps are taken in; this assumes
     that v̂ was steady over the epoch.
     """
+    if not isinstance(run, Run):
+        raise InputError(f"run is a {type(run).__name__}: pass what ensembles.train returns.")
+    _check_same(run, regularizers, known)
     wide = run.average.to(torch.float64)
     owned = own_data(data, len(wide), wide.first)
+    _check_finite([wide.params])
+    check_loss(wide, loss, owned)
     _, slopes = whole_slopes(wide, loss, owned)
     eps = torch.finfo(run.last.first.dtype).eps
     targets, floors = {}, {}
@@ -71,7 +82,7 @@ def epoch_equations(
         scale = 1 / run.time.view(-1, *[1] * (slope.dim() - 1))
         scale = scale if run.metric is None else scale * run.metric[name]
         targets[name] = -slope - run.displacement[name] * scale
-        floors[name] = eps * (wide.params[name] * scale).flatten(1).norm(dim=1)
+        floors[name] = eps * per_member(wide.params[name] * scale).norm(dim=1)
     bent = {r.name: _bent(r, wide.params, column) for r, column in run.columns.items()}
     source = Sources("trajectory", loss, owned, norms(slopes), None, bent)
     return write(wide, [targets], floors, source, regularizers, known=known, given=run.columns)
@@ -79,6 +90,8 @@ def epoch_equations(
 
 def fits(equations: Sequence[Equations], *, nonnegative: bool = False) -> list[Fit]:
     """A fit of every member's equations: their factors are a few numbers each by now."""
+    if isinstance(equations, Equations):
+        raise InputError("fits was given the equations of one member: pass the list of all.")
     return [fit(own, nonnegative=nonnegative) for own in equations]
 
 
@@ -128,12 +141,11 @@ def write(
     """Equations of every member from targets, one a group of draws; known penalties leave them."""
     candidates = check_candidates(regularizers, None)
     fixed = own_penalties(known, ensemble.params, what="known", single=True)
-    for target in targets:
-        check_finite(target, what="the target")
-    kinks = {n: torch.zeros_like(p.flatten(1), dtype=torch.bool) for n, p in targets[0].items()}
+    _check_finite(targets)
+    kinks = {n: torch.zeros_like(per_member(p), dtype=torch.bool) for n, p in targets[0].items()}
     for regularizer, strengths in zip(fixed.regularizers, fixed.strengths, strict=True):
         for name, mask in kinks.items():
-            found = columns(regularizer, ensemble.params, name)
+            found = _known_column(regularizer, ensemble.params, name, given or {})
             if found is not None:
                 mask |= found.kinks
                 for target in targets:
@@ -148,25 +160,62 @@ def write(
     ]
 
 
+def _known_column(
+    regularizer: Regularizer, params: Params, name: str, given: Mapping[Regularizer, Params]
+) -> Columns | None:
+    """A known penalty's column on a tensor: as averaged, where it was."""
+    found = columns(regularizer, params, name)
+    if found is None or regularizer not in given:
+        return found
+    mean = per_member(given[regularizer][name]).unsqueeze(2)
+    return Columns(mean, torch.zeros_like(found.kinks))
+
+
+def _check_same(
+    run: Run,
+    regularizers: Regularizer | Sequence[Regularizer],
+    known: Mapping[Regularizer, Strengths] | None,
+) -> None:
+    """Refuse a twin of an averaged regularizer: its mean gradient would not be found."""
+    held = {regularizer.name: regularizer for regularizer in run.columns}
+    estimated = check_candidates(regularizers, None).estimated
+    for regularizer in (*estimated, *(known or {})):
+        if held.get(regularizer.name, regularizer) is not regularizer:
+            raise InputError(
+                f"{regularizer.name!r} was averaged while training, but this is another object of "
+                "that name: pass the one that Plan(averaged=…) had, or give this one its own name."
+            )
+
+
+def _check_finite(targets: Sequence[Params]) -> None:
+    parts = [per_member(t).isfinite().all(1) for target in targets for t in target.values()]
+    lost = torch.nonzero(~torch.stack(parts).all(0))[:, 0].tolist()
+    if lost:
+        raise InputError(
+            f"weights or gradients of members {shorten(map(str, lost))} are not finite: they have "
+            "diverged. Go on without them, as in run.chosen(members) or ensemble.chosen(members)."
+        )
+
+
 def rounding(ensemble: Ensemble, loss: Loss, data: Owned) -> Params:
     """Norm, by tensor and member, of the change of ∇L when every weight moves by its last digit."""
     inputs, targets = next(data.slices(PROBE))
     here = batch_slopes(ensemble, loss, inputs, targets).gradients
     moved = ensemble.at(moved_by_last_digit(ensemble.params))
     there = batch_slopes(moved, loss, inputs, targets).gradients
-    return {n: (there[n] - here[n]).flatten(1).norm(dim=1) for n in here}
+    return {n: per_member(there[n] - here[n]).norm(dim=1) for n in here}
 
 
 def _bent(regularizer: Regularizer, params: Params, mean: Params) -> list[float]:
     """‖mean of ∇R − ∇R at the mean point‖ / ‖mean of ∇R‖ of every member."""
     found = {n: columns(regularizer, params, n) for n in params}
     here = {n: c.values[..., 0] for n, c in found.items() if c is not None}
-    apart = norms({n: mean[n].flatten(1) - column for n, column in here.items()})
+    apart = norms({n: per_member(mean[n]) - column for n, column in here.items()})
     lengths = norms({n: mean[n] for n in here})
     return [a / length if length else 0.0 for a, length in zip(apart, lengths, strict=True)]
 
 
 def norms(tensors: Params) -> list[float]:
     """Euclidean norm over all tensors, of every member."""
-    squares: list[Tensor] = [t.flatten(1).square().sum(1) for t in tensors.values()]
+    squares: list[Tensor] = [per_member(t).square().sum(1) for t in tensors.values()]
     return torch.stack(squares).sum(0).sqrt().tolist()

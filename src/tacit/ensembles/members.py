@@ -80,7 +80,10 @@ class Ensemble:
 
 
 def stacked(models: Iterable[nn.Module]) -> Ensemble:
-    """An ensemble of trained or initialised modules of one architecture."""
+    """An ensemble of trained or initialised modules of one architecture.
+
+    Trap: all but the parameters (constants that a module keeps as attributes) is the first one's.
+    """
     models = list(models)
     if not models or not all(isinstance(model, nn.Module) for model in models):
         raise InputError("stacked needs modules of one architecture: pass a list, such as [a, b].")
@@ -91,6 +94,13 @@ def stacked(models: Iterable[nn.Module]) -> Ensemble:
                 f"model {number} is another architecture than model 0: the members of an ensemble "
                 f"differ in their weights alone. Got {models[number]} and {models[0]}."
             )
+        held = zip(models[number].named_buffers(), models[0].named_buffers(), strict=True)
+        for (name, mine), (_, first) in held:
+            if not torch.equal(mine, first):
+                raise InputError(
+                    f"model {number} has another buffer {name!r} than model 0: members of an "
+                    "ensemble share all but their parameters. Make it a parameter, or an input."
+                )
     every = [trainable(model) for model in models]
     params = {n: torch.stack([own[n] for own in every]) for n in every[0]}
     return Ensemble(copy.deepcopy(models[0]), params)
@@ -103,15 +113,21 @@ def initialise(build: Callable[[], nn.Module], seeds: Iterable[int]) -> Ensemble
     """
     seeds = check_seeds(seeds)
     made: dict[int, nn.Module] = {}
-    with torch.random.fork_rng(devices=[]):
+    # torch.manual_seed would also seed devices that are not in use yet, and for good.
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    with torch.random.fork_rng(devices=list(devices)):
         for seed in dict.fromkeys(seeds):
-            torch.manual_seed(seed)
+            torch.default_generator.manual_seed(seed)
+            if devices:
+                torch.cuda.manual_seed_all(seed)
             made[seed] = build()
     return stacked(made[seed] for seed in seeds)
 
 
 def check_seeds(seeds: Iterable[int], count: int | None = None) -> list[int]:
     """Seeds as a list of whole numbers, one a member."""
+    if not isinstance(seeds, Iterable):
+        raise InputError(f"seeds is {seeds!r}: pass whole numbers, one a member.")
     seeds = list(seeds)
     for seed in seeds:
         if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:

@@ -3,10 +3,12 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from tacit.ensembles.checks import numbers
 from tacit.errors import InputError
 
 Rate = float | Sequence[float] | Tensor
@@ -34,6 +36,7 @@ class SGD:
 
     def __post_init__(self) -> None:
         _check_fraction("momentum", self.momentum)
+        _check_schedule(self.milestones, self.factor)
 
     def start(self, theta: Tensor) -> State:
         """Memory at rest."""
@@ -74,6 +77,7 @@ class Adam:
     def __post_init__(self) -> None:
         for beta in self.betas:
             _check_fraction("a beta", beta)
+        _check_schedule(self.milestones, self.factor)
 
     def start(self, theta: Tensor) -> State:
         """Memory at rest."""
@@ -103,7 +107,7 @@ Optimizer = SGD | Adam
 
 def rates(optimizer: Optimizer, members: int, like: Tensor) -> Tensor:
     """The first rate of every member."""
-    given = torch.as_tensor(optimizer.rate, dtype=like.dtype, device=like.device)
+    given = numbers(optimizer.rate, like, what="rate")
     if given.shape not in ((), (members,)) or not bool(((given > 0) & given.isfinite()).all()):
         raise InputError(
             f"rate is {optimizer.rate!r}: pass a number above zero, or one for each of the "
@@ -115,6 +119,14 @@ def rates(optimizer: Optimizer, members: int, like: Tensor) -> Tensor:
 def factor_at(optimizer: Optimizer, epoch: int) -> float:
     """What the schedule multiplies the rates by in an epoch, counted from 0."""
     return optimizer.factor ** sum(epoch >= milestone for milestone in optimizer.milestones)
+
+
+def _check_schedule(milestones: Any, factor: Any) -> None:
+    whole = isinstance(milestones, Sequence) and all(isinstance(m, int) for m in milestones)
+    if not whole or isinstance(milestones, str):
+        raise InputError(f"milestones is {milestones!r}: pass epochs, as in (60, 100).")
+    if not isinstance(factor, float | int) or not 0 < factor < math.inf:
+        raise InputError(f"factor is {factor!r}: pass a number above zero.")
 
 
 def _check_fraction(name: str, value: float) -> None:

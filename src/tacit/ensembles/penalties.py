@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from tacit.assembly import check_candidates
+from tacit.ensembles.checks import numbers
 from tacit.ensembles.layout import Layout
 from tacit.errors import InputError
 from tacit.params import Params
@@ -36,6 +37,11 @@ class Penalties:
     """(members, coefficients) of each regularizer."""
     entries: tuple[Weighted, ...]
     """Those whose gradient is written down; the rest is left to autograd."""
+
+    @property
+    def fragile(self) -> bool:
+        """Whether a family may fail on a member that is not finite, as a singular value does."""
+        return len(self.entries) < len(self.regularizers)
 
     def of(self, members: Tensor) -> "Penalties":
         """Those of some of the members."""
@@ -79,7 +85,7 @@ def own_penalties(
 
     With `single`, families of several coefficients are refused.
     """
-    if not given:
+    if given is None or (isinstance(given, Mapping) and not given):
         return Penalties((), (), ())
     if not isinstance(given, Mapping):
         raise InputError(
@@ -108,7 +114,7 @@ def own_penalties(
 
 
 def _spread(name: str, value: Any, members: int, coefficients: int, like: Tensor) -> Tensor:
-    tensor = torch.as_tensor(value, dtype=like.dtype, device=like.device)
+    tensor = numbers(value, like, what=f"the strength of {name!r}")
     fits = tensor.shape in ((), (members,), (members, coefficients))
     if not fits or (tensor.dim() == 1 and coefficients > 1) or not bool(tensor.isfinite().all()):
         raise InputError(

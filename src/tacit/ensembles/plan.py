@@ -1,10 +1,11 @@
 """How an ensemble is trained: what all members have in common."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from tacit.ensembles.optimizers import Optimizer
+from tacit.ensembles.optimizers import SGD, Adam, Optimizer
 from tacit.errors import InputError
 from tacit.regularizers import Regularizer
 
@@ -30,6 +31,8 @@ class Stopping:
 
     def __post_init__(self) -> None:
         check_whole("patience", self.patience, 1)
+        if not isinstance(self.min_delta, float | int) or not 0 <= self.min_delta < math.inf:
+            raise InputError(f"min_delta is {self.min_delta!r}: pass a number, 0 or above.")
         if self.monitor not in get_args(Monitor):
             raise InputError(
                 f"monitor is {self.monitor!r}: pass one of {', '.join(get_args(Monitor))}."
@@ -65,6 +68,15 @@ class Plan:
     compile: Callable[[Any], Any] | None = None
 
     def __post_init__(self) -> None:
+        if not isinstance(self.optimizer, SGD | Adam):
+            raise InputError(
+                f"optimizer is a {type(self.optimizer).__name__}: pass ensembles.SGD(rate) or "
+                "ensembles.Adam(rate)."
+            )
+        if self.stopping is not None and not isinstance(self.stopping, Stopping):
+            raise InputError(f"stopping is {self.stopping!r}: pass ensembles.Stopping(patience).")
+        if not isinstance(self.averaged, Sequence):
+            raise InputError("averaged is no list: pass a list of regularizers, as in [penalty].")
         check_whole("batch_size", self.batch_size, 1)
         for number in [self.epochs] if isinstance(self.epochs, int) else self.epochs:
             check_whole("epochs", number, 1)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from tacit.ensembles.layout import Layout
+from tacit.ensembles.layout import Layout, per_member
 from tacit.ensembles.members import Ensemble
 from tacit.ensembles.plan import Plan
 from tacit.params import Params
@@ -38,7 +38,7 @@ class Run:
     metric: Params | None
     """√v̂ + ε of Adam at the end: displacement · metric / time is the mean force. None for SGD."""
     columns: dict[Regularizer, Params]
-    """Mean gradients over the last epoch of the plan's averaged regularizers, in float64."""
+    """Mean gradients over the last epoch of the plan's averaged regularizers."""
     epochs: Tensor
     """How many epochs each member was trained for."""
     best_epoch: Tensor
@@ -46,10 +46,30 @@ class Run:
     history: Tensor
     """The monitored value, (epochs, members); NaN after a member has stopped."""
 
+    def chosen(self, members: Sequence[int]) -> "Run":
+        """The run of some of the members, as without those that diverged."""
+        kept = list(members)
+
+        def part(tensors: Params) -> Params:
+            return {n: t[kept] for n, t in tensors.items()}
+
+        return Run(
+            last=self.last.chosen(kept),
+            best=self.best.chosen(kept),
+            average=self.average.chosen(kept),
+            displacement=part(self.displacement),
+            time=self.time[kept],
+            metric=None if self.metric is None else part(self.metric),
+            columns={r: part(column) for r, column in self.columns.items()},
+            epochs=self.epochs[kept],
+            best_epoch=self.best_epoch[kept],
+            history=self.history[:, kept],
+        )
+
     @property
     def diverged(self) -> Tensor:
         """Members whose objective or weights are no longer finite."""
-        finite = [p.flatten(1).isfinite().all(1).cpu() for p in self.last.params.values()]
+        finite = [per_member(p).isfinite().all(1).cpu() for p in self.last.params.values()]
         ends = self.history[self.epochs - 1, torch.arange(len(self.epochs))]
         return ~(torch.stack(finite).all(0) & ends.isfinite())
 
@@ -70,7 +90,8 @@ class Average:
             if regularizer.entry is not None:
                 total.add_(regularizer.entry.slope(theta))
                 continue
-            leaves = {n: p.detach().requires_grad_() for n, p in self._layout.views(theta).items()}
+            whole = self._layout.views(mended(theta))
+            leaves = {n: p.detach().requires_grad_() for n, p in whole.items()}
             value = vmap(regularizer.value)(leaves).sum()
             slopes = torch.autograd.grad(value, list(leaves.values()), materialize_grads=True)
             total.add_(self._layout.rows(dict(zip(leaves, slopes, strict=True))))
@@ -82,6 +103,16 @@ class Average:
     def columns(self) -> dict[Regularizer, Tensor]:
         """The mean gradient of each regularizer."""
         return {r: total / self._count for r, total in self._columns.items()}
+
+
+def broken(theta: Tensor) -> Tensor:
+    """Members whose weights are no longer finite."""
+    return ~theta.isfinite().all(1)
+
+
+def mended(theta: Tensor) -> Tensor:
+    """Weights with zeros for members that are no longer finite: a few families fail on those."""
+    return torch.where(broken(theta).unsqueeze(1), torch.zeros_like(theta), theta)
 
 
 class Outcome:
@@ -143,6 +174,10 @@ class Outcome:
             self._metric = torch.zeros_like(self._moved) if self._metric is None else self._metric
             self._metric[ended] = metric[done]
 
+    def _covered(self, regularizer: Regularizer, column: Params) -> Params:
+        active = regularizer.bind(self._ensemble.member(0)).active
+        return {n: own if n in active else torch.zeros_like(own) for n, own in column.items()}
+
     def run(self) -> Run:
         """The finished run."""
         views = self._layout.views
@@ -153,7 +188,7 @@ class Outcome:
             displacement=views(self._moved),
             time=self._time,
             metric=None if self._metric is None else views(self._metric),
-            columns={r: views(column) for r, column in self._columns.items()},
+            columns={r: self._covered(r, views(own)) for r, own in self._columns.items()},
             epochs=self._epochs.cpu(),
             best_epoch=self._best_epoch.cpu(),
             history=self._history[: int(self._epochs.max())].cpu(),

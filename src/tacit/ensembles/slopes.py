@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
+from tacit.ensembles.checks import check_ensemble, check_loss
 from tacit.ensembles.data import Owned, own_data
 from tacit.ensembles.forward import Drop
 from tacit.ensembles.members import Ensemble
@@ -28,8 +29,11 @@ class Slopes(NamedTuple):
 
 def gradients(ensemble: Ensemble, loss: Loss, data: Any) -> Slopes:
     """L and ∇L of every member over all its examples, in float64 and without dropout."""
+    check_ensemble(ensemble)
     wide = ensemble.to(torch.float64)
-    return whole_slopes(wide, loss, own_data(data, len(wide), wide.first))
+    owned = own_data(data, len(wide), wide.first)
+    check_loss(wide, loss, owned)
+    return whole_slopes(wide, loss, owned)
 
 
 def whole_slopes(ensemble: Ensemble, loss: Loss, data: Owned, drop: Drop | None = None) -> Slopes:
@@ -52,7 +56,7 @@ def batch_slopes(
     leaves = {n: p.detach().requires_grad_() for n, p in ensemble.params.items()}
     with torch.enable_grad():
         values = vmap(loss)(ensemble.forward(leaves, inputs, drop), targets)
-        slopes = torch.autograd.grad(values.sum(), list(leaves.values()))
+        slopes = torch.autograd.grad(values.sum(), list(leaves.values()), materialize_grads=True)
     return Slopes(values.detach(), dict(zip(leaves, slopes, strict=True)))
 
 
@@ -68,6 +72,6 @@ def mean_loss(ensemble: Ensemble, loss: Loss, data: Owned) -> Tensor:
 
 def slice_size(params: Params, data: Owned) -> int:
     """Examples at once, so that activations stay within memory, and on a CPU near its caches."""
-    widest = max(data.inputs[0, 0].numel(), *(p.shape[1] for p in params.values()))
+    widest = max(data.inputs[0, 0].numel(), *(max((1, *p.shape[1:2])) for p in params.values()))
     entries = ENTRIES if data.inputs.device.type == "cpu" else 2**6 * ENTRIES
     return max(1, entries // (widest * len(data.owner)))

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from tacit.ensembles.chance import Chance
+from tacit.ensembles.checks import check_droppable, check_ensemble, check_loss
 from tacit.ensembles.data import Owned, own_data
 from tacit.ensembles.denormals import flushed_denormals
 from tacit.ensembles.layout import Layout
@@ -17,7 +18,7 @@ from tacit.ensembles.optimizers import State, factor_at, rates
 from tacit.ensembles.penalties import Penalties, Strengths, own_penalties
 from tacit.ensembles.plan import Plan
 from tacit.ensembles.rates import own_rates
-from tacit.ensembles.run import Average, Outcome, Run
+from tacit.ensembles.run import Average, Outcome, Run, broken, mended
 from tacit.ensembles.slopes import Loss, mean_loss
 from tacit.errors import InputError
 from tacit.params import Params
@@ -56,10 +57,17 @@ def train(
         batch_penalty: a penalty that depends on the batch, batch_penalty(params, inputs, targets,
             members): one value for each of the members of these numbers.
     """
+    check_ensemble(ensemble)
     if not isinstance(plan, Plan):
         raise InputError(f"plan is a {type(plan).__name__}: pass ensembles.Plan(optimizer, …).")
     work = _begin(ensemble, loss, data, plan, check_seeds(seeds, len(ensemble)), penalties, dropout)
     work.batch_penalty = batch_penalty
+    for part in (work.data, work.validation):
+        if part is not None:
+            check_loss(ensemble, loss, part)
+    if dropout is not None:
+        check_droppable(ensemble)
+    _check_averaged(plan, ensemble)
     outcome = Outcome(ensemble, max(plan.epochs_of(len(ensemble))))
     with flushed_denormals(), torch.enable_grad():
         for epoch in track(range(outcome.epochs), total=outcome.epochs, label="epochs"):
@@ -73,6 +81,16 @@ def train(
             if bool(done.any()):
                 work = work.of(torch.nonzero(~done)[:, 0])
     return outcome.run()
+
+
+def _check_averaged(plan: Plan, ensemble: Ensemble) -> None:
+    one = ensemble.member(0)
+    for regularizer in plan.averaged:
+        if any(len(own) > 1 for own in regularizer.bind(one).active.values()):
+            raise InputError(
+                f"averaged: {regularizer.name!r} has several coefficients on one tensor; its "
+                "gradients cannot be averaged apart. Average families of one coefficient."
+            )
 
 
 @dataclass(eq=False)
@@ -142,12 +160,17 @@ class Work:
         self, function: Callable[..., tuple[Tensor, Tensor]], inputs: Tensor, targets: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Losses, penalties, and the gradient of their sum, (members, parameters)."""
-        leaves = {n: p.detach().requires_grad_() for n, p in self.layout.views(self.theta).items()}
+        theta = mended(self.theta) if self.penalties.fragile else self.theta
+        leaves = {n: p.detach().requires_grad_() for n, p in self.layout.views(theta).items()}
         loss, penalty = function(leaves, inputs, targets)
-        found = torch.autograd.grad((loss + penalty).sum(), list(leaves.values()))
+        found = torch.autograd.grad(
+            (loss + penalty).sum(), list(leaves.values()), materialize_grads=True
+        )
         slope = self.layout.rows(dict(zip(leaves, found, strict=True)))
         with torch.no_grad():
             added = self.penalties.add(self.theta, slope)
+            if self.penalties.fragile:
+                slope[broken(self.theta)] = torch.nan
         return loss.detach(), penalty.detach() + added, slope
 
     def _function(self) -> Callable[..., tuple[Tensor, Tensor]]:
@@ -159,7 +182,13 @@ class Work:
             loss = losses(forward(params, inputs, drop), targets)
             added = self.penalties.traced(params) + torch.zeros_like(loss)
             if self.batch_penalty is not None:
-                added = added + self.batch_penalty(params, inputs, targets, self.members)
+                own = self.batch_penalty(params, inputs, targets, self.members)
+                if own.shape != loss.shape:
+                    raise InputError(
+                        f"batch_penalty returned shape {tuple(own.shape)} for {len(loss)} members: "
+                        "return one value a member."
+                    )
+                added = added + own
             return loss, added
 
         return function if self.plan.compile is None else self.plan.compile(function)

@@ -72,7 +72,7 @@ def _weighted(ensemble: Ensemble, data: Owned) -> Params:
 def _behind(ensemble: Ensemble) -> list[str]:
     """Weights of the linear layers that follow dropout layers, in order."""
     found, waiting = [], False
-    for name, module in ensemble.model.named_children():
+    for name, module in ensemble.model._modules.items():
         if isinstance(module, torch.nn.Dropout):
             waiting = True
         elif isinstance(module, torch.nn.Linear):

@@ -1,5 +1,6 @@
 """Elastic net: penalties that training did write down, found again from the weights alone."""
 
+import math
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
@@ -246,7 +247,7 @@ def _found(found: Fit) -> Row:
 def _published(strengths: Sequence[float], exact: Fit) -> Row:
     """The published fit, and how far it stopped from the exact answer to the same equations."""
     away = [
-        abs(mine / theirs - 1)
+        abs(mine - theirs) / abs(theirs) if theirs else math.inf
         for mine, theirs in zip(strengths, exact.strengths.values(), strict=True)
     ]
     return {
