@@ -1,5 +1,6 @@
 """MNIST's files are found where they are, and refused in words where they are wrong."""
 
+import gzip
 import sys
 
 import pytest
@@ -98,8 +99,16 @@ def test_a_folder_in_the_place_of_a_file_is_refused(folder):
     put(folder)
     (folder / NAMES[1]).unlink()
     (folder / NAMES[1]).mkdir()
-    with pytest.raises(tacit.InputError, match=f"{NAMES[1]} is not MNIST's file"):
+    with pytest.raises(tacit.InputError, match=f"{NAMES[1]} cannot be read"):
         data.mnist(folder=folder)
+
+
+def test_a_good_file_beside_a_damaged_one_serves(folder):
+    put(folder)
+    whole = (folder / NAMES[1]).read_bytes()
+    (folder / f"{NAMES[1]}.gz").write_bytes(gzip.compress(whole))
+    (folder / NAMES[1]).write_bytes(b"damaged")
+    data.mnist(folder=folder)
 
 
 HEADERS = {

@@ -185,6 +185,25 @@ def test_other_kinds_of_dropout_are_refused(kind):
     tacit.explicit_dropout(tacit.Objective(model, F.cross_entropy, class_data()))
 
 
+class Noise(nn.Dropout):
+    """A dropout layer in name alone."""
+
+    def forward(self, x):
+        return x + self.p * torch.randn_like(x) if self.training else x
+
+
+def test_subclasses_with_another_law_are_refused():
+    refused(network(0).append(Noise(0.1)), r"\(Noise\)")
+
+
+def test_layers_that_only_training_runs_are_refused():
+    def forward(self, x):
+        hidden = self.inner(x)
+        return self.late(hidden) if self.training else hidden
+
+    refused(Wrapped(forward, late=nn.Dropout(0.1)), "another number of times in training")
+
+
 def test_randomness_that_no_layer_shows_is_refused():
     functional = Wrapped(lambda self, x: F.dropout(self.inner(x), training=self.training))
     refused(functional, "random even with its nn.Dropout layers off")

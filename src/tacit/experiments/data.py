@@ -143,13 +143,18 @@ def _checked(folder: Path) -> Path:
 
 def _found(folder: Path, name: str) -> dict[str, bytes]:
     """The unzipped file under its name, or nothing; a ValueError that names it if it is wrong."""
+    wrong: list[str] = []
     for path in (folder / name, folder / f"{name}.gz"):
         try:
             return {name: _verified(name, path.read_bytes(), zipped=path.suffix == ".gz")}
         except FileNotFoundError:
             continue
-        except (OSError, ValueError) as error:
-            raise ValueError(f"{path} is not MNIST's file: {error}") from error
+        except OSError as error:
+            wrong.append(f"{path} cannot be read: {error}")
+        except ValueError as error:
+            wrong.append(f"{path} is not MNIST's file: {error}")
+    if wrong:
+        raise ValueError("; ".join(wrong))
     return {}
 
 

@@ -18,6 +18,10 @@ FAMILIES = {
 }
 
 
+SHOWN = (-0.6, 2.0)
+"""Coefficients over theory that are drawn to scale; beyond them a red arrow at the edge."""
+
+
 def plot(rows: Table) -> "Figure":
     """One column an architecture; four questions from top to bottom."""
     every = models(rows)
@@ -90,12 +94,16 @@ def _explained(axes: Any, best: Table, last: Table) -> None:
 
 def _coefficient(axes: Any, best: Table, last: Table) -> None:
     """The explicit regularizer's coefficient over its theory value."""
-    ratio = best.explicit_dropout_strength / best.theory
+    exact = best.explicit_dropout_strength / best.theory
+    ratio = exact.clip(*SHOWN)
     flagged = best.explicit_dropout_problems != ""
+    for mark, beyond in (("^", exact > SHOWN[1]), ("v", exact < SHOWN[0])):
+        if beyond.any():
+            axes.plot(best.rate[beyond], ratio[beyond], mark, color=plots.RED, ms=7, zorder=0)
     axes.plot(best.rate[~flagged], ratio[~flagged], "o", color=plots.BLUE, ms=4)
     axes.plot(best.rate[flagged], ratio[flagged], "o", mfc="white", mec=plots.BLUE, ms=4)
     late = (last.explicit_dropout_strength / last.theory).groupby(last.rate).median()
     axes.plot(late.index, late, ":", color=plots.BLUE, lw=1.3)
     axes.axhline(1, color="black", ls="--", lw=1)
     axes.axhline(0, color="black", lw=0.6)
-    axes.set_ylim(-0.6, 1.6)
+    axes.set_ylim(SHOWN[0] - 0.1, SHOWN[1] + 0.1)

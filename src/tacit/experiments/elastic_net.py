@@ -45,9 +45,9 @@ equations.
 As published: sizes, data, step, batches, patience and the settings of the published fit. Different:
 the text trains with SGD and the authors' code with Adam; the figure shows SGD, the rows have both.
 Stopping watches loss and penalty together, as the published curves need. Polished rows: the same
-objective minimised on by L-BFGS from the last weights gives both strengths to five digits or
-better, so what was missing is the end of training. Retrained rows: the same start and batches
-again, with the true, the estimated and no penalty.
+objective minimised on by L-BFGS from the last weights gives both strengths to five digits in the
+median of every cell, so what was missing is the end of training. Retrained rows: the same start and
+batches again, with the true, the estimated and no penalty.
 """.strip()
 
 Cell = tuple[float, float]

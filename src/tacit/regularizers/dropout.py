@@ -40,7 +40,8 @@ def explicit_dropout(
 
     Traps: how the network bends behind a layer is left out, as in the paper, and shows as what
     stays unexplained. Layers with unequal rates have unequal strengths: ask for `by_layer`; those
-    with p = 0 are left out. An exact pass holds a graph for every output: mind the batch size.
+    with p = 0, when this is made, are left out. An exact pass holds a graph for every output: mind
+    the batch size.
 
     Args:
         objective: an Objective(model, loss, data), with `training=True` or without.

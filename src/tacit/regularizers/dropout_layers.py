@@ -1,5 +1,6 @@
 """The dropout layers of a model, and what enters them."""
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -70,7 +71,11 @@ def dropout_layers(objective: Objective, *, by_layer: bool) -> dict[nn.Module, L
     """The model's dropout layers; refused where they are not all of its randomness."""
     kinds = (nn.Dropout, *OTHER)
     active = {n: m for n, m in objective.model.named_modules() if isinstance(m, kinds) and m.p > 0}
-    other = [f"{n} ({type(m).__name__})" for n, m in active.items() if isinstance(m, OTHER)]
+    other = [
+        f"{n} ({type(m).__name__})"
+        for n, m in active.items()
+        if isinstance(m, OTHER) or type(m).forward is not nn.Dropout.forward
+    ]
     if other:
         raise InputError(
             f"explicit_dropout is for nn.Dropout, which drops every entry alone; here are "
@@ -119,15 +124,38 @@ def run(model: nn.Module, batch: Any, uses: list[Use]) -> tuple[Tensor, Any]:
     return outputs, target
 
 
+@contextmanager
+def _counted(layers: Iterable[nn.Module]) -> Iterator[Counter[nn.Module]]:
+    """How often each layer is called meanwhile."""
+    calls: Counter[nn.Module] = Counter()
+    handles = [
+        layer.register_forward_pre_hook(lambda module, _: calls.update([module]))
+        for layer in layers
+    ]
+    try:
+        yield calls
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
 def _check_no_other_randomness(model: nn.Module, batch: Any, layers: Iterable[nn.Module]) -> None:
     """Refuse a model that training makes random even with its dropout layers off."""
-    inputs, found = split(batch)[0], []
-    with mode(model, training=True), torch.no_grad():
+    inputs, found, layers = split(batch)[0], [], list(layers)
+    with torch.no_grad(), _counted(layers) as usual:
+        model(*inputs)
+    with mode(model, training=True), torch.no_grad(), _counted(layers) as calls:
         for layer in layers:
             layer.training = False
         for seed in (0, 1):
             seed_devices(seed, {t.device for t in tensors(inputs)})
             found.append([t for t in tensors(model(*inputs)) if t.is_floating_point()])
+    if any(calls[layer] != 2 * usual[layer] for layer in layers):
+        raise InputError(
+            "a dropout layer is run another number of times in training than in eval mode, as "
+            "behind 'if self.training': explicit_dropout looks at eval mode. Call the layer in "
+            "both; in eval mode it does nothing."
+        )
     for a, b in zip(*found, strict=True):
         slack = torch.finfo(a.dtype).eps ** 0.5 * float(a.abs().max())
         if a.shape != b.shape or not torch.allclose(a, b, rtol=0, atol=slack):
