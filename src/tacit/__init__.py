@@ -1,6 +1,6 @@
 """Estimate the regularization that a training run applied without writing it down."""
 
-from tacit import ensembles, theory
+from tacit import bounds, ensembles, theory
 from tacit.bootstrapping import bootstrap, time_varying
 from tacit.equations import Equations, stack
 from tacit.errors import InputError, Problem
@@ -52,6 +52,7 @@ __all__ = [
     "Trajectory",
     "Validation",
     "bootstrap",
+    "bounds",
     "certify",
     "certify_least_squares",
     "diagonal",
