@@ -71,8 +71,9 @@ def test_the_published_fit_from_statistics_is_the_published_fit():
     generator = torch.Generator().manual_seed(0)
     X = torch.randn(64, 3, generator=generator, dtype=torch.float64)
     y = torch.randn(64, 1, generator=generator, dtype=torch.float64)
-    build = lambda: nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1)).double()  # noqa: E731 # short
-    ensemble = ensembles.initialise(build, [0, 1, 2])
+    ensemble = ensembles.initialise(
+        lambda: nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1)).double(), [0, 1, 2]
+    )
     regularizers = [tacit.smooth_l1(0.1), tacit.l2()]
     protocol = Protocol(rate=0.05, epochs=40, patience=5)
     given = statistics(ensemble, F.mse_loss, (X, y), regularizers, batch_size=16, shuffles=1)

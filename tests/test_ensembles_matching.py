@@ -13,6 +13,7 @@ from tacit import ensembles, reference
 from tacit.ensembles import SGD, Adam, Data, Plan, Stopping
 
 MEMBERS = 5
+DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 
 
 def ensemble_and_data():
@@ -187,15 +188,14 @@ def test_weights_that_jump_across_a_bend_are_called_unsettled():
     assert all("unexplained" in {p.kind for p in found.problems} for found in last)
 
 
-def test_ensembles_on_another_device():
-    if not torch.cuda.is_available():
-        pytest.skip("no CUDA device here")
+@pytest.mark.parametrize("device", DEVICES)
+def test_every_device_gives_the_answer_of_the_cpu_and_the_same_bytes_again(device):
     ensemble, data, _ = ensemble_and_data()
     plan = Plan(Adam(0.01), 3, 16, Stopping(2))
     options = {"seeds": range(MEMBERS), "penalties": {tacit.l2(): 0.1}}
     here = ensembles.train(ensemble, F.mse_loss, data, plan, **options)
-    there = ensembles.train(ensemble.to("cuda"), F.mse_loss, data, plan, **options)
-    again = ensembles.train(ensemble.to("cuda"), F.mse_loss, data, plan, **options)
+    there = ensembles.train(ensemble.to(device), F.mse_loss, data, plan, **options)
+    again = ensembles.train(ensemble.to(device), F.mse_loss, data, plan, **options)
     for name, expected in here.last.params.items():
         assert torch.allclose(there.last.params[name].cpu(), expected, rtol=0, atol=1e-10)
         assert torch.equal(there.last.params[name], again.last.params[name])

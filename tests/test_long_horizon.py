@@ -21,14 +21,6 @@ TINY = replace(
 )
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 @pytest.fixture(scope="module")
 def rows():
     return pd.DataFrame(list(experiment.run(TINY)))

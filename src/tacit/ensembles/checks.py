@@ -1,5 +1,6 @@
 """What is checked before an ensemble is trusted: numbers, and a loss that is a mean."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -20,6 +21,17 @@ def numbers(value: Any, like: Tensor, *, what: str) -> Tensor:
         return torch.as_tensor(value, dtype=like.dtype, device=like.device)
     except (TypeError, ValueError, RuntimeError) as error:
         raise InputError(f"{what} is {value!r}: pass a number, or one for each member.") from error
+
+
+def own_rates(dropout: float | Sequence[float] | Tensor, members: int, like: Tensor) -> Tensor:
+    """A dropout rate for every member."""
+    given = numbers(dropout, like, what="dropout")
+    if given.shape not in ((), (members,)) or not bool(((given >= 0) & (given < 1)).all()):
+        raise InputError(
+            f"dropout is {dropout!r}: pass a rate from 0 to below 1, or one for each of the "
+            f"{members} members."
+        )
+    return given.expand(members)
 
 
 def check_ensemble(ensemble: Any) -> None:

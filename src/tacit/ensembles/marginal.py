@@ -7,12 +7,11 @@ import torch
 from torch import Tensor
 
 from tacit.ensembles.chance import Chance
-from tacit.ensembles.checks import check_droppable, check_ensemble, check_loss
+from tacit.ensembles.checks import check_droppable, check_ensemble, check_loss, own_rates
 from tacit.ensembles.data import Owned, own_data
 from tacit.ensembles.layout import Layout
 from tacit.ensembles.matching import Sources, norms, rounding, write
 from tacit.ensembles.members import Ensemble, check_seeds
-from tacit.ensembles.rates import own_rates
 from tacit.ensembles.slopes import Loss, whole_slopes
 from tacit.equations import Equations
 from tacit.errors import InputError

@@ -14,6 +14,7 @@ from tacit.ensembles.layout import Layout
 from tacit.errors import InputError
 from tacit.params import Params
 from tacit.regularizers import Regularizer
+from tacit.regularizers.family import Entry
 
 Strengths = float | Sequence[float] | Tensor
 """One strength for all members, one each, or (members, coefficients) of a larger family."""
@@ -23,7 +24,7 @@ Strengths = float | Sequence[float] | Tensor
 class Weighted:
     """A family that treats each entry alone: it acts on rows of parameters as they are."""
 
-    regularizer: Regularizer
+    entry: Entry
     weights: Tensor
     """The strength at every entry, (members, parameters), or (members, 1) where it is one."""
 
@@ -48,7 +49,7 @@ class Penalties:
         return Penalties(
             self.regularizers,
             tuple(own[members] for own in self.strengths),
-            tuple(Weighted(own.regularizer, own.weights[members]) for own in self.entries),
+            tuple(Weighted(own.entry, own.weights[members]) for own in self.entries),
         )
 
     def traced(self, params: Params) -> Tensor | float:
@@ -65,12 +66,12 @@ class Penalties:
     def add(self, theta: Tensor, slope: Tensor) -> Tensor | float:
         """Add the gradient of the other families to `slope` in place; their values by member."""
         total: Tensor | float = 0.0
-        for regularizer, weights in ((own.regularizer, own.weights) for own in self.entries):
-            assert regularizer.entry is not None
-            slope.addcmul_(regularizer.entry.slope(theta), weights)
-            values = regularizer.entry.value(theta)
-            single = weights.shape[1] == 1
-            total = total + (values.sum(1) * weights[:, 0] if single else (values * weights).sum(1))
+        for own in self.entries:
+            slope.addcmul_(own.entry.slope(theta), own.weights)
+            values, single = own.entry.value(theta), own.weights.shape[1] == 1
+            total = total + (
+                values.sum(1) * own.weights[:, 0] if single else (values * own.weights).sum(1)
+            )
         return total
 
 
@@ -109,7 +110,7 @@ def own_penalties(
             everywhere = own.shape[1] == 1 and columns.active.keys() == params.keys()
             placed = {n: own[:, column] for n, (column,) in columns.active.items()}
             weights = own if everywhere else Layout.of(params).spread(placed, len(first))
-            entries.append(Weighted(regularizer, weights))
+            entries.append(Weighted(regularizer.entry, weights))
     return Penalties(tuple(given), tuple(strengths), tuple(entries))
 
 

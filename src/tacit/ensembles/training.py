@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from tacit.ensembles.chance import Chance
-from tacit.ensembles.checks import check_droppable, check_ensemble, check_loss
+from tacit.ensembles.checks import check_droppable, check_ensemble, check_loss, own_rates
 from tacit.ensembles.data import Owned, own_data
 from tacit.ensembles.denormals import flushed_denormals
 from tacit.ensembles.layout import Layout
@@ -17,7 +18,6 @@ from tacit.ensembles.members import Ensemble, check_seeds
 from tacit.ensembles.optimizers import State, factor_at, rates
 from tacit.ensembles.penalties import Penalties, Strengths, own_penalties
 from tacit.ensembles.plan import Plan
-from tacit.ensembles.rates import own_rates
 from tacit.ensembles.run import Average, Outcome, Run, broken, mended
 from tacit.ensembles.slopes import Loss, mean_loss
 from tacit.errors import InputError
@@ -60,8 +60,9 @@ def train(
     check_ensemble(ensemble)
     if not isinstance(plan, Plan):
         raise InputError(f"plan is a {type(plan).__name__}: pass ensembles.Plan(optimizer, …).")
-    work = _begin(ensemble, loss, data, plan, check_seeds(seeds, len(ensemble)), penalties, dropout)
-    work.batch_penalty = batch_penalty
+    seeds = check_seeds(seeds, len(ensemble))
+    work = _begin(ensemble, loss, data, plan, seeds, penalties, dropout)
+    work = replace(work, batch_penalty=batch_penalty)
     for part in (work.data, work.validation):
         if part is not None:
             check_loss(ensemble, loss, part)
@@ -145,10 +146,9 @@ class Work:
         average = Average(self.theta, self.layout, self.plan.averaged)
         losses, added = torch.zeros_like(rate), torch.zeros_like(rate)
         order = self.chance.order(self.data.examples)
-        function = self._function()
         for inputs, targets in self.data.batches(order, self.plan.batch_size):
             average.add(self.theta)
-            loss, penalty, slope = self._slope(function, inputs, targets)
+            loss, penalty, slope = self._slope(inputs, targets)
             size = inputs.shape[1]
             losses.add_(loss, alpha=size)
             added.add_(penalty, alpha=size)
@@ -156,13 +156,11 @@ class Work:
             self.plan.optimizer.step(self.theta, slope, self.state, rate, self.steps)
         return average, self._monitored(losses / self.data.examples, added / self.data.examples)
 
-    def _slope(
-        self, function: Callable[..., tuple[Tensor, Tensor]], inputs: Tensor, targets: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def _slope(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Losses, penalties, and the gradient of their sum, (members, parameters)."""
         theta = mended(self.theta) if self.penalties.fragile else self.theta
         leaves = {n: p.detach().requires_grad_() for n, p in self.layout.views(theta).items()}
-        loss, penalty = function(leaves, inputs, targets)
+        loss, penalty = self._function(leaves, inputs, targets)
         found = torch.autograd.grad(
             (loss + penalty).sum(), list(leaves.values()), materialize_grads=True
         )
@@ -173,8 +171,9 @@ class Work:
                 slope[broken(self.theta)] = torch.nan
         return loss.detach(), penalty.detach() + added, slope
 
+    @cached_property
     def _function(self) -> Callable[..., tuple[Tensor, Tensor]]:
-        """Losses and penalties of all members as one function that can be compiled."""
+        """Losses and penalties of these members as one function, compiled once if at all."""
         forward, losses = self.ensemble.forward, vmap(self.loss)
         drop = self.chance.drop(self.dropout)
 

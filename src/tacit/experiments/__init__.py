@@ -71,6 +71,14 @@ def pending(units: Iterable[str], finished: Collection[str]) -> Iterator[str]:
     return (unit for unit in units if unit not in finished)
 
 
+def run_units(
+    work: Mapping[str, Callable[[], Iterable[Row]]], finished: Collection[str]
+) -> Iterator[Row]:
+    """Rows of every unit that is not finished, each with its unit."""
+    for unit in pending(work, finished):
+        yield from ({"unit": unit, **row} for row in work[unit]())
+
+
 def run_small(
     work: Mapping[str, Callable[[], Iterable[Row]]], finished: Collection[str]
 ) -> Iterator[Row]:

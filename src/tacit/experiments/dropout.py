@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from tacit import ensembles
 from tacit.ensembles import Ensemble, Run
-from tacit.experiments import Row, pending
+from tacit.experiments import Row, run_units
 from tacit.experiments.dropout_check import check as check
 from tacit.experiments.dropout_estimates import marginal, total
 from tacit.experiments.dropout_plot import plot as plot
@@ -80,9 +80,8 @@ def units(config: Config) -> list[str]:
 
 def run(config: Config, *, finished: Collection[str] = (), device: str = "cpu") -> Iterator[Row]:
     """Rows of every unit that is not finished."""
-    work = _work(config)
-    for unit in pending(work, finished):
-        yield from ({"unit": unit, **row} for row in work[unit](config, device))
+    work = {unit: partial(piece, config, device) for unit, piece in _work(config).items()}
+    return run_units(work, finished)
 
 
 def _work(config: Config) -> dict[str, Callable[[Config, str], Iterator[Row]]]:

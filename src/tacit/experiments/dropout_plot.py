@@ -39,6 +39,8 @@ def plot(rows: Table) -> "Figure":
             _coefficient(grid[3, column], effects(here, "best"), effects(here, "last"))
             grid[0, column].set_title(f"{depth} layers of {width}")
             grid[3, column].set_xlabel("dropout rate q")
+        room = 0.1 * every.rate.max()
+        grid[0, 0].set_xlim(-room, every.rate.max() + room)
         grid[0, 0].set_ylabel("published fit: λ̂ of ridge")
         grid[1, 0].set_ylabel("exact: λ̂ of ridge")
         grid[2, 0].set_ylabel("dropout's own effect:\nexplained fraction")
@@ -46,7 +48,9 @@ def plot(rows: Table) -> "Figure":
         bar = figure.colorbar(image, ax=list(grid[0]), pad=0.01, aspect=12)
         bar.set_label("its loss", fontsize=8)
         handles, labels = grid[2, 0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=6)
+        figure.legend(
+            handles, labels, loc="outside lower center", ncols=6 if len(shapes) > 3 else 3
+        )
     return figure
 
 
@@ -69,7 +73,7 @@ def _total(axes: Any, rows: Table) -> None:
     middle = rows.groupby("rate")[["total_l2", "total_explained"]].median()
     axes.plot(middle.index, middle.total_l2, color=plots.BLUE)
     for i, (rate, row) in enumerate(middle.iterrows()):
-        if i % 3 != 1:
+        if i in (0, len(middle) // 2, len(middle) - 1):
             axes.annotate(
                 f"{row.total_explained:.1%}", (rate, 0.87), xycoords=("data", "axes fraction"),
                 ha="center", fontsize=6, color=plots.GREY,
