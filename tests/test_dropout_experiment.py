@@ -4,6 +4,7 @@ import itertools
 import json
 import math
 from dataclasses import asdict, replace
+from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -221,3 +222,34 @@ def test_networks_and_presets_are_the_papers():
     assert sizes[0] == 1400
     assert sum(sizes) == 1797
     assert own_data(images.train, 2, torch.zeros(1)).examples == 1400
+
+
+@pytest.fixture(scope="module")
+def paper():
+    """The stored rows of the paper's size."""
+    root = Path(__file__).parents[1]
+    return pd.read_parquet(root / "results" / "paper" / "dropout" / "rows.parquet")
+
+
+def test_stored_rows_hold_what_the_docs_say(paper):
+    models = paper[paper.kind == "model"]
+    assert len(models) == 480
+    middle = models[(models.depth == 3) & (models.width == 256)].groupby("rate")
+    middle = middle.median(numeric_only=True)
+    assert middle.total_l2.between(3.3e-5, 4.8e-5).all()
+    assert middle.total_explained.iloc[-1] < 0.005
+    assert (middle.published_l2 > 15 * middle.total_l2).all()
+    effects = paper[paper.kind == "effect"]
+    assert effects.groupby(["depth", "width", "rate"]).seed.nunique().min() >= 3
+    assert effects.l2_explained.max() < 0.011
+    assert (effects[effects.weights == "last"].l2_strength < 0).all()
+    # The command's own key numbers: what fails is the expansion at overfitted weights, as told.
+    failed = {found.label for found in experiment.check(paper) if not found.holds}
+    assert all("last weights: explicit dropout" in label for label in failed)
+
+
+def test_stored_fits_carry_a_problem_where_the_expansion_breaks_down(paper):
+    effects = paper[paper.kind == "effect"]
+    off = (effects.explicit_dropout_strength / effects.theory - 1).abs() > 0.75
+    assert off.sum() > 100
+    assert (effects[off].explicit_dropout_problems != "").mean() > 0.98

@@ -1,6 +1,7 @@
 """How figures look, and how they are written: matplotlib is imported only here and in `plot`."""
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -57,3 +58,16 @@ def save(figure: "Figure", folder: Path, name: str = "figure") -> list[Path]:
         partial.replace(path)
         paths.append(path)
     return paths
+
+
+def interval(values: Sequence[float], level: float = 0.95) -> tuple[float, float]:
+    """A t interval for the mean of a few independent values; one value has none."""
+    from scipy import stats
+
+    count = len(values)
+    middle = sum(values) / count
+    if count < 2:
+        return middle, middle
+    spread = math.sqrt(sum((v - middle) ** 2 for v in values) / (count - 1) / count)
+    width = float(stats.t.ppf((1 + level) / 2, count - 1)) * spread
+    return middle - width, middle + width

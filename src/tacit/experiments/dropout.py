@@ -39,8 +39,11 @@ nothing, mostly with a negative coefficient; ridge weighted by activations, and 
 layer, little more. The explicit regularizer of Wei, Kakade & Ma is the right family at small rates
 and large widths. (Bottom) Its coefficient over the theory value q/(1−q). Open markers carry a
 Problem: the second-order expansion that the regularizer comes from has broken down there. Both at
-the weights of the best validation loss; dotted, medians at the last weights, fifty epochs of
-overfitting later, where the expansion holds less well.
+the weights of the best validation loss; dotted, means at the last weights, fifty epochs of
+overfitting later, where the expansion holds less well. Lines are means over seeds, and bars their
+95 % intervals of training: over networks that differ in start, batches and masks (t, ten networks
+in the second row, six below). They say how far another seed would move a mean, not whether ridge
+is the right family: that is what the explained fraction says.
 
 As published: data split, networks, optimizer, schedule, patience, seeds and the fit's settings.
 Different: the fit's minibatches are drawn from a few shuffles; training multiplies matrices in TF32

@@ -68,10 +68,11 @@ def _published(axes: Any, rows: Table, every: Table) -> Any:
 
 
 def _total(axes: Any, rows: Table) -> None:
-    """Exact strengths, and beside the median how much ridge explains."""
-    axes.scatter(rows.rate, rows.total_l2, s=9, color=plots.BLUE, alpha=0.5, lw=0)
-    middle = rows.groupby("rate")[["total_l2", "total_explained"]].median()
+    """Exact strengths with intervals over seeds, and how much ridge explains."""
+    axes.scatter(rows.rate, rows.total_l2, s=9, color=plots.BLUE, alpha=0.35, lw=0)
+    middle = rows.groupby("rate")[["total_l2", "total_explained"]].mean()
     axes.plot(middle.index, middle.total_l2, color=plots.BLUE)
+    _bars(axes, rows.rate, rows.total_l2, color=plots.BLUE, lw=1.6)
     for i, (rate, row) in enumerate(middle.iterrows()):
         if i in (0, len(middle) // 2, len(middle) - 1):
             axes.annotate(
@@ -83,14 +84,20 @@ def _total(axes: Any, rows: Table) -> None:
     axes.axhline(0, color="black", lw=0.6)
 
 
+def _bars(axes: Any, rates: Any, values: Any, **style: Any) -> None:
+    """95 % intervals of the mean over networks that differ in start, batches and masks."""
+    found = values.groupby(rates).agg(lambda own: plots.interval(own.tolist()))
+    axes.vlines(found.index, [low for low, _ in found], [high for _, high in found], **style)
+
+
 def _explained(axes: Any, best: Table, last: Table) -> None:
     """How much of dropout's own effect each family explains."""
     for name, (colour, mark, label) in FAMILIES.items():
-        found = best.groupby("rate")[f"{name}_explained"].agg(["median", "min", "max"])
-        middle = found["median"]
-        axes.plot(found.index, middle, mark + "-", color=colour, ms=3.5, lw=1.1, label=label)
-        axes.vlines(found.index, found["min"], found["max"], color=colour, lw=0.9)
-    late = last.groupby("rate").explicit_dropout_explained.median()
+        own = best[f"{name}_explained"]
+        middle = own.groupby(best.rate).mean()
+        axes.plot(middle.index, middle, mark + "-", color=colour, ms=3.5, lw=1.1, label=label)
+        _bars(axes, best.rate, own, color=colour, lw=0.9)
+    late = last.groupby("rate").explicit_dropout_explained.mean()
     axes.plot(late.index, late, ":", color=plots.BLUE, lw=1.3, label="… at the last weights")
     axes.axhline(0, color="black", lw=0.6)
     axes.set_ylim(-0.08, 1.03)
@@ -106,7 +113,8 @@ def _coefficient(axes: Any, best: Table, last: Table) -> None:
             axes.plot(best.rate[beyond], ratio[beyond], mark, color=plots.RED, ms=7, zorder=0)
     axes.plot(best.rate[~flagged], ratio[~flagged], "o", color=plots.BLUE, ms=4)
     axes.plot(best.rate[flagged], ratio[flagged], "o", mfc="white", mec=plots.BLUE, ms=4)
-    late = (last.explicit_dropout_strength / last.theory).groupby(last.rate).median()
+    _bars(axes, best.rate, exact, color=plots.BLUE, lw=0.9, zorder=0)
+    late = (last.explicit_dropout_strength / last.theory).groupby(last.rate).mean()
     axes.plot(late.index, late, ":", color=plots.BLUE, lw=1.3)
     axes.axhline(1, color="black", ls="--", lw=1)
     axes.axhline(0, color="black", lw=0.6)
