@@ -120,8 +120,8 @@ def test_epoch_equations_are_one_step_of_a_trajectory():
         objective = tacit.Objective(run.average.module(m), F.mse_loss, own)
         trajectory = tacit.Trajectory(
             [run.average.member(m)],
-            [{n: moved[m] for n, moved in run.displacement.items()}],
-            [float(run.time[m])],
+            [{n: moved[m] for n, moved in run.tail[-1].displacement.items()}],
+            [float(run.tail[-1].time[m])],
         )
         same(found[m], tacit.trajectory_equations(objective, trajectory, regularizers))
 
@@ -146,13 +146,12 @@ def test_momentum_and_its_flow_time():
 
 def test_the_metric_of_adam_turns_its_drift_into_a_force():
     run, data, _ = trained(Adam(1e-4), penalties={tacit.l2(): 0.2}, epochs=600)
-    assert run.metric is not None
+    assert run.tail[-1].metric is not None
     for m, found in enumerate(
         ensembles.fits(ensembles.epoch_equations(run, F.mse_loss, data, tacit.l2()))
     ):
-        plain = ensembles.epoch_equations(replace(run, metric=None), F.mse_loss, data, tacit.l2())[
-            m
-        ]
+        bare = replace(run, tail=(replace(run.tail[-1], metric=None),))
+        plain = ensembles.epoch_equations(bare, F.mse_loss, data, tacit.l2())[m]
         with_metric = abs(found.strengths["l2"] - 0.2)
         assert with_metric < 0.1 * abs(tacit.fit(plain).strengths["l2"] - 0.2)
 
@@ -170,7 +169,7 @@ def test_mean_columns_are_those_of_the_points():
     run, _, _ = trained(Recording(0.05), batch_size=16, averaged=[lasso, cubed])
     last = torch.stack(points[-4:])
     expected = {lasso: (last / 0.1).clamp(-1, 1).mean(0), cubed: (3 * last * last.abs()).mean(0)}
-    for regularizer, columns in run.columns.items():
+    for regularizer, columns in run.tail[-1].columns.items():
         flat = torch.cat([column.flatten(1) for column in columns.values()], 1)
         assert torch.allclose(flat, expected[regularizer], rtol=0, atol=1e-12)
 

@@ -136,7 +136,7 @@ def compare(run: ensembles.Run, alone: list[dict]) -> None:
                 got = getattr(run, kind).params[name][m]
                 assert torch.allclose(got, expected, rtol=0, atol=1e-10), (kind, name, m)
         for name, expected in found["displacement"].items():
-            assert torch.allclose(run.displacement[name][m], expected, rtol=0, atol=1e-10)
+            assert torch.allclose(run.tail[-1].displacement[name][m], expected, rtol=0, atol=1e-10)
         assert int(run.epochs[m]) == found["epochs"]
         got = run.history[: found["epochs"], m]
         assert got.tolist() == pytest.approx(found["history"], abs=1e-10)
@@ -185,7 +185,7 @@ def test_rates_and_schedules_of_each_member(kind):
         optimizer = theirs(module.parameters(), lr=RATES[m])
         alone.append(Alone(module, X, y, SEEDS[m], optimizer, schedule=(1, 2)).train())
     compare(run, alone)
-    assert torch.allclose(run.time, 3 * 0.25 * torch.tensor(RATES).double())
+    assert torch.allclose(run.tail[-1].time, 3 * 0.25 * torch.tensor(RATES).double())
 
 
 def test_penalties_of_each_member():

@@ -139,7 +139,11 @@ def test_known_penalties_use_their_averaged_gradient():
     )
     elsewhere = ensembles.fits(
         ensembles.epoch_equations(
-            replace(run, columns={}), F.mse_loss, data, ridge, known={lasso: 0.3}
+            replace(run, tail=(replace(run.tail[-1], columns={}),)),
+            F.mse_loss,
+            data,
+            ridge,
+            known={lasso: 0.3},
         )
     )
     for mine, other in zip(known, elsewhere, strict=True):
@@ -165,8 +169,8 @@ def test_families_that_cannot_be_averaged_are_refused():
 def test_averages_stay_within_the_scope():
     biases = tacit.smooth_l1(0.1, scope="*.bias", name="biases")
     run = train(networks(), random_data(0), plan=Plan(SGD(0.1), 1, 8, averaged=[biases]))
-    assert float(run.columns[biases]["0.weight"].abs().max()) == 0
-    assert float(run.columns[biases]["0.bias"].abs().max()) > 0
+    assert float(run.tail[-1].columns[biases]["0.weight"].abs().max()) == 0
+    assert float(run.tail[-1].columns[biases]["0.bias"].abs().max()) > 0
 
 
 def test_a_diverged_member_does_not_break_families_that_cannot_hold_nan():

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -16,6 +16,8 @@ from tacit.errors import InputError, Problem
 from tacit.evidence import Evidence
 from tacit.regularizers.quadratic import quadratic_matrix
 from tacit.solving import System
+from tacit.uncertainty.error_bars import KINDS, ErrorBars
+from tacit.uncertainty.from_equations import from_equations
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,36 @@ class Fit:
     unconstrained: "Fit | None" = field(repr=False)
     """The free fit beside a nonnegative one."""
     equations: Equations = field(repr=False, compare=False)
+    added: tuple[ErrorBars, ...] = field(default=(), repr=False, compare=False)
+    """Error bars that took more than the equations, such as those of sampling."""
+
+    @cached_property
+    def error_bars(self) -> dict[str, ErrorBars]:
+        """Error bars by kind of chance: what the equations tell, and what was added."""
+        strengths = torch.tensor(list(self.strengths.values()), dtype=torch.float64)
+        told = from_equations(self.equations, strengths, nonnegative=self.nonnegative)
+        found = told | {bars.kind: bars for bars in self.added}
+        return {kind: found[kind] for kind in KINDS if kind in found}
+
+    @property
+    def standard_errors(self) -> dict[str, dict[str, float]]:
+        """Standard errors by kind of chance, then by regularizer: ["draws"]["l2"], say."""
+        return {kind: bars.standard_errors for kind, bars in self.error_bars.items()}
+
+    def intervals(self, level: float = 0.95) -> dict[str, dict[str, tuple[float, float]]]:
+        """Two-sided intervals by kind of chance, then by regularizer."""
+        return {k: bars.intervals(self.strengths, level) for k, bars in self.error_bars.items()}
+
+    def with_error_bars(self, bars: ErrorBars, *problems: Problem) -> "Fit":
+        """The same fit with error bars of one more kind, and what they give reason to doubt."""
+        if not isinstance(bars, ErrorBars) or bars.names != tuple(self.strengths):
+            given = bars.names if isinstance(bars, ErrorBars) else type(bars).__name__
+            raise InputError(
+                f"error bars of {given} for a fit of {tuple(self.strengths)}: pass those of the "
+                "same regularizers, as score_examples(fit, …).error_bars() gives."
+            )
+        kept = tuple(held for held in self.added if held.kind != bars.kind)
+        return replace(self, added=(*kept, bars), problems=(*self.problems, *problems))
 
     @cached_property
     def layers(self) -> dict[str, "Fit"]:
@@ -79,10 +111,11 @@ class Fit:
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain values, ready for JSON; what is infinite becomes None."""
-        apart = ("equations", "unconstrained", "problems", "sources")
+        apart = ("equations", "unconstrained", "problems", "sources", "added")
         plain = {n: getattr(self, n) for n in self.__dataclass_fields__ if n not in apart}
         plain["problems"] = [asdict(problem) for problem in self.problems]
         plain["sources"] = [asdict(source) for source in self.sources]
+        plain["standard_errors"], plain["intervals"] = self.standard_errors, self.intervals()
         free = self.unconstrained
         plain["unconstrained"] = None if free is None else free.to_dict()
         return report.jsonable(plain)

@@ -1,11 +1,13 @@
-"""A fit as text: a table like a regression's, with its doubts below."""
+"""A fit as text: what it does not explain first, then a table like a regression's, then doubts."""
 
 import math
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from tacit.diagnosis import EXPLAINED
 from tacit.params import shorten
+from tacit.uncertainty.error_bars import KINDS, MEASURED, ErrorBars
 
 if TYPE_CHECKING:
     from tacit.equations import Source
@@ -13,6 +15,7 @@ if TYPE_CHECKING:
 
 WIDTH = 88
 MOST_ROWS = 40
+MOST_INTERVALS = 6
 
 TARGETS = {
     "endpoint": "−∇L at one point",
@@ -22,10 +25,41 @@ TARGETS = {
 
 
 def summary(fit: "Fit") -> str:
-    """Header, one row per regularizer, footer and notes."""
+    """What is explained, header, one row per regularizer, error bars, footer and notes."""
     rule = "─" * WIDTH
-    lines = [rule, *_header(fit), rule, *_table(fit), rule, *_footer(fit), rule, *_notes(fit)]
+    parts = (_lead(fit), _header(fit), _table(fit), _error_bars(fit), _footer(fit), _notes(fit))
+    lines = [line for part in parts for line in (rule, *part)]
     return "\n".join(lines)
+
+
+def _lead(fit: "Fit") -> list[str]:
+    """The first thing to know of a fit: how much of the target it leaves unexplained."""
+    names = shorten(fit.strengths, most=3)
+    if any(problem.kind == "no signal" for problem in fit.problems):
+        return [f"NO SIGNAL: the target is noise; the strength of {names} is no finding."]
+    explained = min(max(fit.explained, 0.0), 1.0)
+    if explained >= EXPLAINED:
+        return [f"{_percent(explained)} of the target is explained by {names}."]
+    text = (
+        f"NOT EXPLAINED: {_percent(1 - explained)} of the target. What {names} accounts for is "
+        f"{_percent(explained)}; strengths in parentheses describe that part alone, and are no "
+        "finding about the rest."
+    )
+    return textwrap.wrap(text, WIDTH)
+
+
+def _percent(part: float) -> str:
+    """A part as a percentage that does not round to all or nothing unless it is."""
+    for digits in (1, 2, 3):
+        text = f"{100 * part:.{digits}f}"
+        if part in (0.0, 1.0) or float(text) not in (0.0, 100.0):
+            return f"{text} %"
+    return "over 99.999 %" if part > 0.5 else "under 0.001 %"
+
+
+def doubtful(fit: "Fit") -> bool:
+    """Whether strengths stand for too little of the target to be read as findings."""
+    return fit.explained < EXPLAINED or any(p.kind == "no signal" for p in fit.problems)
 
 
 def _header(fit: "Fit") -> list[str]:
@@ -73,17 +107,66 @@ def _loss(sources: Sequence["Source"]) -> str:
 def _table(fit: "Fit") -> list[str]:
     names = list(fit.strengths)
     width = max([11, *(min(34, len(name)) for name in names[:MOST_ROWS])])
-    head = ("strength", 14), ("std. error", 13), ("share", 10), ("inflation", 12)
-    lines = [f"{'regularizer':<{width}}" + "".join(f"{text:>{size}}" for text, size in head)]
+    room = (WIDTH - width - 14 - 10 - 11) // 11
+    kinds = list(fit.error_bars)[: max(1, room)]
+    head = ["strength", *(f"±{kind}" for kind in kinds), "share", "inflation"]
+    sizes = [14, *[11] * len(kinds), 10, 11]
+    lines = [f"{'regularizer':<{width}}" + _aligned(head, sizes)]
+    errors = [fit.error_bars[kind].standard_errors for kind in kinds]
     for name in names[:MOST_ROWS]:
         label = name if len(name) <= width else name[: width - 1] + "…"
-        lines.append(
-            f"{label:<{width}}{fit.strengths[name]:>14.6g}{'–':>13}"
-            f"{fit.shares[name]:>10.4f}{_number(fit.inflation[name]):>12}"
-        )
+        strength = f"{fit.strengths[name]:.6g}"
+        cells = [
+            f"({strength})" if doubtful(fit) else strength,
+            *(_number(own[name]) for own in errors),
+            f"{fit.shares[name]:.4f}",
+            _number(fit.inflation[name]),
+        ]
+        lines.append(f"{label:<{width}}" + _aligned(cells, sizes))
     if len(names) > MOST_ROWS:
         lines.append(f"… and {len(names) - MOST_ROWS} more (Fit.strengths has all)")
     return lines
+
+
+def _aligned(cells: Sequence[str], sizes: Sequence[int]) -> str:
+    return "".join(f"{text:>{size}}" for text, size in zip(cells, sizes, strict=True))
+
+
+def _error_bars(fit: "Fit") -> list[str]:
+    """One entry a kind: what could have been otherwise, what it was made from, the intervals."""
+    if not fit.error_bars:
+        return [
+            "± none: one point of one layer does not tell how else it could have come out.",
+            "  tacit.score_examples(fit, objective, regularizers) adds the sampling of examples.",
+        ]
+    lines = []
+    for kind, bars in fit.error_bars.items():
+        lines += textwrap.wrap(
+            f"±{kind}: standard error from {KINDS[kind]}; {bars.basis}.{_measured(kind)}",
+            WIDTH,
+            subsequent_indent="  ",
+        )
+        lines += _intervals(fit, bars)
+    return lines
+
+
+def _measured(kind: str) -> str:
+    """A warning where intervals of a kind were seen to cover less than they promise."""
+    coverage = MEASURED.get(kind)
+    return "" if coverage is None else f" {coverage}"
+
+
+def _intervals(fit: "Fit", bars: ErrorBars) -> list[str]:
+    found = bars.intervals(fit.strengths)
+    if len(found) > MOST_INTERVALS or all(low == high for low, high in found.values()):
+        return []
+    shown = ", ".join(
+        f"{name} –" if math.isnan(low) else f"{name} [{low:.4g}, {high:.4g}]"
+        for name, (low, high) in found.items()
+    )
+    return textwrap.wrap(
+        f"  95 % intervals: {shown}", WIDTH, subsequent_indent="    ", break_on_hyphens=False
+    )
 
 
 def _footer(fit: "Fit") -> list[str]:
@@ -98,7 +181,7 @@ def _footer(fit: "Fit") -> list[str]:
 
 def _notes(fit: "Fit") -> list[str]:
     if not fit.problems:
-        return ["No problems found. Standard errors are not estimated yet."]
+        return ["No problems found."]
     lines = []
     for number, problem in enumerate(fit.problems, 1):
         lines += textwrap.wrap(f"[{number}] {problem}", WIDTH, subsequent_indent="    ")
@@ -106,6 +189,8 @@ def _notes(fit: "Fit") -> list[str]:
 
 
 def _number(value: float) -> str:
+    if math.isnan(value):
+        return "–"
     return f"{value:.3g}" if math.isfinite(value) else "∞"
 
 

@@ -91,14 +91,14 @@ class Recorder:
         self._elapsed: float | None = None
         if optimizer is not None:
             self._elapsed = 0.0
-            _flow_time(optimizer)  # refused here rather than at the first update
+            flow_time(optimizer)  # refused here rather than at the first update
             # At the update itself: a schedule may have changed the step size by the next line.
             optimizer.register_step_post_hook(self._count_time)
         self._last = _copy(model)
         self._steps: list[tuple[Params, Params, float]] = []
 
     def _count_time(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
-        self._elapsed = (self._elapsed or 0.0) + _flow_time(optimizer)
+        self._elapsed = (self._elapsed or 0.0) + flow_time(optimizer)
 
     def step(self, step_size: float | None = None) -> None:
         """Record where the model is now; the flow time since is `step_size`, or the optimizer's.
@@ -154,7 +154,8 @@ def _check_optimizer(optimizer: torch.optim.Optimizer) -> None:
         )
 
 
-def _flow_time(optimizer: torch.optim.Optimizer) -> float:
+def flow_time(optimizer: torch.optim.Optimizer) -> float:
+    """Time that a step of SGD takes in the flow: η, or η/(1−β) with momentum β."""
     times = set()
     for group in optimizer.param_groups:
         rate, momentum = float(group["lr"]), group["momentum"]

@@ -14,9 +14,9 @@ from tacit.ensembles.data import Owned, own_data
 from tacit.ensembles.layout import per_member
 from tacit.ensembles.members import Ensemble
 from tacit.ensembles.penalties import Penalties, Strengths, own_penalties
-from tacit.ensembles.run import Run
+from tacit.ensembles.run import Epoch, Run
 from tacit.ensembles.slopes import Loss, batch_slopes, whole_slopes
-from tacit.equations import Equations, Source
+from tacit.equations import Equations, Source, stack
 from tacit.errors import InputError
 from tacit.fitting import Fit, fit
 from tacit.params import Params, shorten
@@ -59,33 +59,52 @@ def epoch_equations(
     *,
     known: Mapping[Regularizer, Strengths] | None = None,
 ) -> list[Equations]:
-    """Equations Σ λ_k ∇R_k(θ̄) = −∇L(θ̄) − Δθ/time of every member over its last epoch.
+    """Equations Σ λ_k ∇R_k(θ̄) = −∇L(θ̄) − Δθ/time of every member over its last epochs.
 
     The steps of an epoch summed up, with its mean point θ̄, whole displacement Δθ and flow time
     η·steps/(1−β): the noise of single batches averages out, and what was left of the way to the
-    optimum is in the equation. Regularizers that the plan averaged have their mean gradient over
-    the epoch as column; for others, as for ∇L, it is taken at the mean point. After Adam the
-    displacement is first scaled by √v̂ + ε, the metric that its steps are taken in; this assumes
-    that v̂ was steady over the epoch.
+    optimum is in the equation. One epoch is one source; where the plan kept several they are
+    stacked, and error bars of training follow from how far they disagree. Regularizers that the
+    plan averaged have their mean gradient over the epoch as column; for others, as for ∇L, it is
+    taken at the mean point. After Adam the displacement is first scaled by √v̂ + ε, the metric that
+    its steps are taken in; this assumes that v̂ was steady over the epoch.
     """
     if not isinstance(run, Run):
         raise InputError(f"run is a {type(run).__name__}: pass what ensembles.train returns.")
-    _check_same(run, regularizers, known)
-    wide = run.average.to(torch.float64)
-    owned = own_data(data, len(wide), wide.first)
+    _check_same(run.tail[-1], regularizers, known)
+    owned = own_data(data, len(run.last), run.last.to(torch.float64).first)
+    check_loss(run.last.to(torch.float64), loss, owned)
+    every: list[list[Equations]] = [[] for _ in range(len(run.last))]
+    for epoch in run.tail:
+        found = _epoch_equations(epoch, run, loss, owned, regularizers, known)
+        for own, equations, time in zip(every, found, epoch.time.tolist(), strict=True):
+            if time:
+                own.append(equations)
+    return [stack(own) for own in every]
+
+
+def _epoch_equations(
+    epoch: Epoch,
+    run: Run,
+    loss: Loss,
+    data: Owned,
+    regularizers: Regularizer | Sequence[Regularizer],
+    known: Mapping[Regularizer, Strengths] | None,
+) -> list[Equations]:
+    wide = epoch.average.to(torch.float64)
     _check_finite([wide.params])
-    check_loss(wide, loss, owned)
-    _, slopes = whole_slopes(wide, loss, owned)
+    _, slopes = whole_slopes(wide, loss, data)
     eps = torch.finfo(run.last.first.dtype).eps
+    time = torch.where(epoch.time > 0, epoch.time, 1.0)
     targets, floors = {}, {}
     for name, slope in slopes.items():
-        scale = 1 / run.time.view(-1, *[1] * (slope.dim() - 1))
-        scale = scale if run.metric is None else scale * run.metric[name]
-        targets[name] = -slope - run.displacement[name] * scale
+        scale = 1 / time.view(-1, *[1] * (slope.dim() - 1))
+        scale = scale if epoch.metric is None else scale * epoch.metric[name]
+        targets[name] = -slope - epoch.displacement[name] * scale
         floors[name] = eps * per_member(wide.params[name] * scale).norm(dim=1)
-    bent = {r.name: _bent(r, wide.params, column) for r, column in run.columns.items()}
-    source = Sources("trajectory", loss, owned, norms(slopes), None, bent)
-    return write(wide, [targets], floors, source, regularizers, known=known, given=run.columns)
+    bent = {r.name: _bent(r, wide.params, column) for r, column in epoch.columns.items()}
+    source = Sources("trajectory", loss, data, norms(slopes), None, bent)
+    return write(wide, [targets], floors, source, regularizers, known=known, given=epoch.columns)
 
 
 def fits(equations: Sequence[Equations], *, nonnegative: bool = False) -> list[Fit]:
@@ -172,12 +191,12 @@ def _known_column(
 
 
 def _check_same(
-    run: Run,
+    epoch: Epoch,
     regularizers: Regularizer | Sequence[Regularizer],
     known: Mapping[Regularizer, Strengths] | None,
 ) -> None:
     """Refuse a twin of an averaged regularizer: its mean gradient would not be found."""
-    held = {regularizer.name: regularizer for regularizer in run.columns}
+    held = {regularizer.name: regularizer for regularizer in epoch.columns}
     estimated = check_candidates(regularizers, None).estimated
     for regularizer in (*estimated, *(known or {})):
         if held.get(regularizer.name, regularizer) is not regularizer:

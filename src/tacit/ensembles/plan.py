@@ -57,6 +57,8 @@ class Plan:
         averaged: regularizers of one coefficient whose gradient is averaged over the points of the
             last epoch, for `epoch_equations`; worth it where a gradient bends within the noise of
             the weights, as that of smooth_l1 does.
+        kept: how many of the last epochs a run keeps for `epoch_equations`: one gives an estimate,
+            several its error bars too. Each takes as much memory as a few copies of the weights.
         compile: optionally `torch.compile`, applied to the function that is differentiated.
     """
 
@@ -65,6 +67,7 @@ class Plan:
     batch_size: int
     stopping: Stopping | None = None
     averaged: Sequence[Regularizer] = ()
+    kept: int = 1
     compile: Callable[[Any], Any] | None = None
 
     def __post_init__(self) -> None:
@@ -78,6 +81,7 @@ class Plan:
         if not isinstance(self.averaged, Sequence):
             raise InputError("averaged is no list: pass a list of regularizers, as in [penalty].")
         check_whole("batch_size", self.batch_size, 1)
+        check_whole("kept", self.kept, 1)
         for number in [self.epochs] if isinstance(self.epochs, int) else self.epochs:
             check_whole("epochs", number, 1)
 

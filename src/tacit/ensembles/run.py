@@ -1,8 +1,9 @@
 """What training an ensemble gives: weights of several kinds, and how it went."""
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,26 +20,48 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, eq=False)
-class Run:
-    """A trained ensemble, all stacked by member.
+class Epoch:
+    """One epoch of every member as one step of a trajectory, its noise averaged out.
 
-    `average` is the mean over the points that the last epoch stepped from; `displacement` is where
-    that epoch went in all, and `time` the flow time it took: together they are one step of a
-    trajectory, from which the epoch's noise has averaged out.
+    `average` is the mean over the points that the epoch stepped from; `displacement` is where it
+    went in all, and `time` the flow time that took.
     """
 
-    last: Ensemble
-    best: Ensemble
-    """Weights after the epoch with the best monitored value."""
     average: Ensemble
     displacement: Params
     """In float64."""
     time: Tensor
-    """η·steps/(1−β) of the last epoch, in float64."""
+    """η·steps/(1−β), in float64; 0 where a member was not trained for so long."""
     metric: Params | None
-    """√v̂ + ε of Adam at the end: displacement · metric / time is the mean force. None for SGD."""
+    """√v̂ + ε of Adam at its end: displacement · metric / time is the mean force. None for SGD."""
     columns: dict[Regularizer, Params]
-    """Mean gradients over the last epoch of the plan's averaged regularizers."""
+    """Mean gradients over the epoch of the plan's averaged regularizers."""
+
+    def chosen(self, members: Sequence[int]) -> "Epoch":
+        """The same of some of the members."""
+        kept = list(members)
+
+        def part(tensors: Params) -> Params:
+            return {n: t[kept] for n, t in tensors.items()}
+
+        return Epoch(
+            average=self.average.chosen(kept),
+            displacement=part(self.displacement),
+            time=self.time[kept],
+            metric=None if self.metric is None else part(self.metric),
+            columns={r: part(column) for r, column in self.columns.items()},
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """A trained ensemble, all stacked by member."""
+
+    last: Ensemble
+    best: Ensemble
+    """Weights after the epoch with the best monitored value."""
+    tail: tuple[Epoch, ...]
+    """The last epochs that the plan keeps, the very last one at the end."""
     epochs: Tensor
     """How many epochs each member was trained for."""
     best_epoch: Tensor
@@ -46,21 +69,18 @@ class Run:
     history: Tensor
     """The monitored value, (epochs, members); NaN after a member has stopped."""
 
+    @property
+    def average(self) -> Ensemble:
+        """The mean over the points that the last epoch stepped from."""
+        return self.tail[-1].average
+
     def chosen(self, members: Sequence[int]) -> "Run":
         """The run of some of the members, as without those that diverged."""
         kept = list(members)
-
-        def part(tensors: Params) -> Params:
-            return {n: t[kept] for n, t in tensors.items()}
-
         return Run(
             last=self.last.chosen(kept),
             best=self.best.chosen(kept),
-            average=self.average.chosen(kept),
-            displacement=part(self.displacement),
-            time=self.time[kept],
-            metric=None if self.metric is None else part(self.metric),
-            columns={r: part(column) for r, column in self.columns.items()},
+            tail=tuple(epoch.chosen(kept) for epoch in self.tail),
             epochs=self.epochs[kept],
             best_epoch=self.best_epoch[kept],
             history=self.history[:, kept],
@@ -115,18 +135,91 @@ def mended(theta: Tensor) -> Tensor:
     return torch.where(broken(theta).unsqueeze(1), torch.zeros_like(theta), theta)
 
 
+class Trace(NamedTuple):
+    """An epoch of the members that were training then."""
+
+    members: Tensor
+    weights: Tensor
+    moved: Tensor
+    time: Tensor
+    metric: Tensor | None
+    columns: dict[Regularizer, Tensor]
+
+
+class Tail:
+    """The last few epochs of every member, as they go by."""
+
+    def __init__(self, start: Tensor, kept: int):
+        self._recent: deque[Trace] = deque(maxlen=kept)
+        self._start, self._held = start, [self._empty(start) for _ in range(kept)]
+
+    @staticmethod
+    def _empty(start: Tensor) -> Trace:
+        moved = torch.zeros_like(start, dtype=torch.float64)
+        members = torch.arange(len(start), device=start.device)
+        return Trace(members, start.clone(), moved, moved.new_zeros(len(start)), None, {})
+
+    def see(self, work: "Work", before: Tensor, average: Average, epoch: int) -> None:
+        """One more epoch of all members that are training."""
+        steps = -(-work.data.examples // work.plan.batch_size)
+        optimizer = work.plan.optimizer
+        self._recent.append(
+            Trace(
+                members=work.members,
+                weights=average.weights(),
+                moved=work.theta.double() - before.double(),
+                time=steps * optimizer.flow_time(work.rate_at(epoch)),
+                metric=optimizer.metric(work.state, work.steps),
+                columns={r: column.double() for r, column in average.columns().items()},
+            )
+        )
+
+    def keep(self, ended: Tensor) -> None:
+        """Copy what went by last of the members that end."""
+        for place in range(1, len(self._recent) + 1):
+            seen, held = self._recent[-place], self._held[-place]
+            rows = torch.searchsorted(seen.members, ended)  # members are in order, and were there
+            held.weights[ended] = seen.weights[rows]
+            held.moved[ended] = seen.moved[rows]
+            held.time[ended] = seen.time[rows]
+            for regularizer, column in seen.columns.items():
+                own = held.columns.setdefault(regularizer, torch.zeros_like(held.moved))
+                own[ended] = column[rows]
+            if seen.metric is not None:
+                metric = torch.ones_like(held.moved) if held.metric is None else held.metric
+                metric[ended] = seen.metric[rows]
+                self._held[-place] = held._replace(metric=metric)
+
+    def epochs(self, ensemble: Ensemble, views: Callable[[Tensor], Params]) -> tuple[Epoch, ...]:
+        """The epochs that any member has, oldest first."""
+        one = ensemble.member(0)
+        return tuple(
+            Epoch(
+                average=ensemble.at(views(held.weights)),
+                displacement=views(held.moved),
+                time=held.time,
+                metric=None if held.metric is None else views(held.metric),
+                columns={r: _covered(r, views(own), one) for r, own in held.columns.items()},
+            )
+            for held in self._held
+            if bool((held.time > 0).any())
+        )
+
+
+def _covered(regularizer: Regularizer, column: Params, one: Params) -> Params:
+    active = regularizer.bind(one).active
+    return {n: own if n in active else torch.zeros_like(own) for n, own in column.items()}
+
+
 class Outcome:
     """Results as they come in: a run in the making."""
 
-    def __init__(self, ensemble: Ensemble, epochs: int):
+    def __init__(self, ensemble: Ensemble, epochs: int, kept: int):
         self._ensemble, self.epochs = ensemble, epochs
         self._layout = Layout.of(ensemble.params)
         count, start = len(ensemble), self._layout.rows(ensemble.params)
-        self._last, self._best, self._average = start.clone(), start.clone(), start.clone()
-        self._moved = torch.zeros_like(start, dtype=torch.float64)
-        self._metric: Tensor | None = None
-        self._columns: dict[Regularizer, Tensor] = {}
-        self._time = self._moved.new_zeros(count)
+        self._last, self._best = start.clone(), start.clone()
+        self._tail = Tail(start, kept)
         self._lowest = start.new_full((count,), torch.inf)
         self._waited = torch.zeros(count, dtype=torch.int64, device=start.device)
         self._best_epoch = torch.full_like(self._waited, -1)
@@ -157,26 +250,10 @@ class Outcome:
         better, ended = work.members[improved], work.members[done]
         self._best_epoch[better] = self._epochs[better] - 1
         self._best[better] = work.theta[improved]
-        if not len(ended):
-            return
-        self._last[ended] = work.theta[done]
-        self._average[ended] = average.weights()[done]
-        self._moved[ended] = work.theta[done].double() - before[done].double()
-        for regularizer, column in average.columns().items():
-            held = self._columns.setdefault(regularizer, torch.zeros_like(self._moved))
-            held[ended] = column[done].double()
-        epoch = int(self._epochs[ended[0]]) - 1
-        steps = -(-work.data.examples // work.plan.batch_size)
-        optimizer = work.plan.optimizer
-        self._time[ended] = steps * optimizer.flow_time(work.rate_at(epoch)[done])
-        metric = optimizer.metric(work.state, work.steps)
-        if metric is not None:
-            self._metric = torch.zeros_like(self._moved) if self._metric is None else self._metric
-            self._metric[ended] = metric[done]
-
-    def _covered(self, regularizer: Regularizer, column: Params) -> Params:
-        active = regularizer.bind(self._ensemble.member(0)).active
-        return {n: own if n in active else torch.zeros_like(own) for n, own in column.items()}
+        self._tail.see(work, before, average, int(self._epochs[work.members[0]]) - 1)
+        if len(ended):
+            self._last[ended] = work.theta[done]
+            self._tail.keep(ended)
 
     def run(self) -> Run:
         """The finished run."""
@@ -184,11 +261,7 @@ class Outcome:
         return Run(
             last=self._ensemble.at(views(self._last)),
             best=self._ensemble.at(views(self._best)),
-            average=self._ensemble.at(views(self._average)),
-            displacement=views(self._moved),
-            time=self._time,
-            metric=None if self._metric is None else views(self._metric),
-            columns={r: self._covered(r, views(own)) for r, own in self._columns.items()},
+            tail=self._tail.epochs(self._ensemble, views),
             epochs=self._epochs.cpu(),
             best_epoch=self._best_epoch.cpu(),
             history=self._history[: int(self._epochs.max())].cpu(),

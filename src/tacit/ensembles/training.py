@@ -69,7 +69,7 @@ def train(
     if dropout is not None:
         check_droppable(ensemble)
     _check_averaged(plan, ensemble)
-    outcome = Outcome(ensemble, max(plan.epochs_of(len(ensemble))))
+    outcome = Outcome(ensemble, max(plan.epochs_of(len(ensemble))), plan.kept)
     with flushed_denormals(), torch.enable_grad():
         for epoch in track(range(outcome.epochs), total=outcome.epochs, label="epochs"):
             before = work.theta.clone()
