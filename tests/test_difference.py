@@ -82,7 +82,7 @@ def test_dropout_on_the_inputs_of_a_linear_model_is_weighted_ridge():
 
     equations = tacit.difference_equations(noisy, plain, [tacit.regularizer("weighted", weighted)])
     found = tacit.fit(equations)
-    assert equations.targets == 2
+    assert equations.targets == 8
     # Mean squared error has no half here, so the law q/(1−q) is for the penalty without a half.
     assert found.strengths["weighted"] == pytest.approx(q / (1 - q), rel=0.05)
     assert found.explained == pytest.approx(1, abs=0.02)
@@ -99,6 +99,15 @@ def test_groups_split_the_draws_and_average_to_the_whole():
         one.factor()[:, :1].T @ one.factor()[:, 1:],
         rtol=1e-12,
         atol=1e-14,
+    )
+
+
+def test_noise_on_the_plain_side_gives_the_same_with_the_other_sign():
+    _, _, noisy, plain, _ = dropout_pair(draws=6, seed=1)
+    ahead = tacit.difference_equations(noisy, plain, [tacit.l2()], groups=3).factor()
+    back = tacit.difference_equations(plain, noisy, [tacit.l2()], groups=3).factor()
+    torch.testing.assert_close(
+        back[:, :1].T @ back[:, 1:], -ahead[:, :1].T @ ahead[:, 1:], rtol=1e-12, atol=1e-14
     )
 
 

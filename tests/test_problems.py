@@ -179,10 +179,13 @@ def test_a_model_of_zeros_says_that_ridge_cannot_be_seen():
 
 def test_a_strength_below_what_stays_unexplained_is_called_faint():
     design = columns(20, 2)
-    target = design @ torch.tensor([1.0, 0.02]).double() + 0.1 * noise(21)
+    target = design @ torch.tensor([1.0, 0.04]).double() + 0.1 * noise(21)
     found = tacit.fit(equations(design, target))
     assert [(p.kind, p.names) for p in found.problems] == [("faint", ("r1",))]
     assert "order of magnitude" in found.problems[0].remedy
+    fainter = design @ torch.tensor([1.0, 0.01]).double() + 0.1 * noise(21)
+    problems = tacit.fit(equations(design, fainter)).problems
+    assert [(p.kind, p.names) for p in problems] == [("chance", ("r1",))]  # said once
     louder = design @ torch.tensor([1.0, 0.5]).double() + 0.1 * noise(21)
     assert not tacit.fit(equations(design, louder)).problems
 
@@ -202,7 +205,7 @@ def test_faint_looks_at_the_rows_of_a_column_alone():
     """One layer fitted exactly, another badly: the first one's strength is none the less sure."""
     whole = equations(columns(24, 2), noise(25))
     blocks = [
-        replace(whole.blocks[0], layer=layer, columns=(column,), rows=2, factor=torch.tensor(rows))
+        replace(whole.blocks[0], layer=layer, columns=(column,), rows=99, factor=torch.tensor(rows))
         for layer, column, rows in (
             ("a", 0, [[1.0, 0.01], [0.0, 0.0]]), ("b", 1, [[1.0, 1.0], [0.0, 0.8]]),
         )

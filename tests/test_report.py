@@ -5,6 +5,7 @@ from problems import random_data, tanh_mlp
 from torch.nn import functional as F
 
 import tacit
+from tacit import report
 
 
 def found(**options):
@@ -27,12 +28,46 @@ def test_the_header_says_what_was_fitted_to_what():
         assert part in text, part
 
 
-def test_the_table_has_a_row_per_regularizer_and_room_for_errors():
-    lines = found().summary().splitlines()
+def test_the_table_has_a_row_per_regularizer_and_error_bars_that_name_their_kind():
+    fit = found()
+    lines = fit.summary().splitlines()
     (head,) = [line for line in lines if line.startswith("regularizer")]
-    assert head.split() == ["regularizer", "strength", "std.", "error", "share", "inflation"]
+    assert head.split() == ["regularizer", "strength", "±layers", "share", "inflation"]
     row = next(line for line in lines if line.startswith("smooth_l1")).split()
-    assert float(row[1]) == float(f"{found().strengths['smooth_l1']:.6g}")
+    assert float(row[1].strip("()")) == float(f"{fit.strengths['smooth_l1']:.6g}")
+    assert row[2] == f"{fit.standard_errors['layers']['smooth_l1']:.3g}"
+    text = " ".join(fit.summary().split())
+    low, high = fit.intervals()["layers"]["smooth_l1"]
+    assert f"smooth_l1 [{low:.4g}, {high:.4g}]" in text
+    assert "±layers: standard errors over which layers are looked at, from 2 layers." in text
+
+
+def test_it_leads_with_what_is_not_explained_and_puts_such_strengths_in_parentheses():
+    fit = found()
+    assert fit.explained < 0.5
+    lines = fit.summary().splitlines()
+    assert lines[1].startswith(f"NOT EXPLAINED: {100 * (1 - fit.explained):.1f} % of the target.")
+    for name, strength in fit.strengths.items():
+        (row,) = [line for line in lines if line.startswith(f"{name} ")]
+        assert f"({strength:.6g})" in row
+    X, y = torch.eye(2).double(), torch.tensor([[2.0], [4.0]]).double()
+    model = torch.nn.Linear(2, 1, bias=False).double()
+    model.weight.data = y.T / 1.5
+    good = tacit.estimate(model, F.mse_loss, (X, y), [tacit.l2()])
+    text = good.summary()
+    assert text.splitlines()[1] == "100.0 % of the target is explained by l2."
+    assert "(0.25)" not in text
+    assert "score_examples" in text  # one layer at one point has no error bars of its own
+    still = torch.nn.Linear(2, 1, bias=False).double()
+    still.weight.data = y.T.clone()
+    lost = tacit.estimate(still, F.mse_loss, (X, y), [tacit.l2()]).summary()
+    assert lost.splitlines()[1].startswith("NO SIGNAL")
+
+
+def test_a_percentage_has_the_digits_that_it_needs():
+    shown = {0.5: "50.0 %", 0.996: "99.6 %", 0.99996: "99.996 %", 4e-5: "0.004 %"}
+    shown |= {1.0: "100.0 %", 1 - 1e-12: "100.0 %", 0.0: "0.0 %"}
+    assert {part: report._percent(part) for part in shown} == shown
 
 
 def test_the_footer_says_how_much_is_explained_and_how_stationary_the_point_was():

@@ -115,4 +115,4 @@ def test_the_marginal_effect_of_its_dropout_can_be_written(language_model, objec
         tacit.difference_equations(noisy, objective, [tacit.l2(), tacit.gradient_norm(objective)])
     )
     assert found.sources[0].mode == "difference"
-    assert found.equations.targets == 2
+    assert found.equations.targets == 4

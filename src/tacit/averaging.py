@@ -120,7 +120,8 @@ class EpochAverages:
                 rows=rows,
             )
             bends = {r.name: _bend(r, epoch) for r in epoch.columns}
-            parts.append(replace(found, sources=(replace(found.sources[0], unsettled=bends),)))
+            source = replace(found.sources[0], unsettled=bends, epoch=True)
+            parts.append(replace(found, sources=(source,)))
         return stack(parts)
 
     def close(self) -> None:

@@ -132,6 +132,10 @@ def estimate(
         list[str] | None, typer.Option(help="A penalty that was applied, as l2=5e-5.")
     ] = None,
     nonnegative: Annotated[bool, typer.Option(help="Strengths at least zero.")] = False,
+    population: Annotated[
+        int | None,
+        typer.Option(help="Examples in the whole training set: adds error bars of sampling."),
+    ] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the fit there.")] = None,
 ) -> None:
     """Estimate strengths at the objective's parameters and print the summary."""
@@ -144,6 +148,11 @@ def estimate(
         applied = dict(parse_known(spec, found) for spec in known or [])
         equations = tacit.endpoint_equations(found, regularizers, known=applied)
         result = tacit.fit(equations, nonnegative=nonnegative)
+        if population is not None:
+            scores = tacit.score_examples(
+                result, found, regularizers, known=applied, population=population
+            )
+            result = result.with_error_bars(scores.error_bars(), *scores.problems)
         if json_file is not None:
             _write(json_file, json.dumps(result.to_dict(), indent=2) + "\n")
     print(result.summary())

@@ -7,13 +7,13 @@ condition number, and a strength of nothing may come out a hair below zero.
 from collections.abc import Iterator
 
 import torch
-from torch import Tensor
 
 from tacit.errors import Problem
-from tacit.evidence import Evidence
+from tacit.evidence import EXPLAINED, MATERIAL, Evidence
 from tacit.params import shorten
 from tacit.regularizers.quadratic import quadratic_matrix
-from tacit.solving import System
+from tacit.separation import by_chance, chance, collapsed, collinear, faint, undetermined, vanishing
+from tacit.trend import drifting
 
 SIGNAL = 10.0
 """Targets below this many times the rounding level are no signal."""
@@ -21,20 +21,8 @@ CLEAR = 0.95
 """… unless the fit explains this much: rounding over many rows follows no column."""
 NOISE, NOISY = 0.5, 0.15
 """Parts of ‖target‖² that are draws' noise: above the first no signal, above the second noisy."""
-EXPLAINED = 0.5
-"""Fits that explain less than this are called unexplained."""
-COLLAPSED = 0.99
-"""|cosine| from which smooth-L1 and ridge columns count as one."""
-CONDITION = 30.0
-"""Condition number (of unit columns) from which columns may be collinear …"""
-AMPLIFIED = 0.01
-"""… and are so called if it amplifies the residual beyond this part of the target."""
-MATERIAL = 1e-3
-"""Contributions below this part of the target are too small to speak of."""
 UNSETTLED = 0.5
 """Relative bend of a gradient within an epoch from which its weights count as not at rest."""
-DRIFT = 0.1
-"""Relative change of a strength over a trajectory that is called drifting."""
 
 
 def diagnose(evidence: Evidence) -> tuple[Problem, ...]:
@@ -45,15 +33,16 @@ def diagnose(evidence: Evidence) -> tuple[Problem, ...]:
     checks = (
         _noisy,
         _unexplained,
-        _undetermined,
-        _collapsed,
-        _collinear,
-        _vanishing,
+        undetermined,
+        collapsed,
+        collinear,
+        vanishing,
         _unsettled,
-        _faint,
+        chance,
+        faint,
         _negative,
         _indefinite,
-        _drifting,
+        drifting,
         _zeros,
     )
     return tuple(problem for check in checks for problem in check(evidence))
@@ -113,80 +102,6 @@ def _unexplained(e: Evidence) -> Iterator[Problem]:
     yield Problem("unexplained", message, remedy, e.equations.names)
 
 
-def _undetermined(e: Evidence) -> Iterator[Problem]:
-    count = len(e.system.seen)
-    if e.system.rank < count and e.equations.rows < count:
-        yield Problem(
-            "underdetermined",
-            f"{e.equations.rows} equations for {count} strengths determine {e.system.rank} "
-            "combinations of them; shown is the solution of least norm.",
-            "Stack more endpoints (tacit.stack), or use a family of fewer coefficients.",
-            e.equations.names,
-        )
-
-
-def _collapsed_pairs(e: Evidence) -> list[tuple[int, int]]:
-    kinds = [family.kind for family in e.equations.families for _ in range(family.size)]
-    ridge = [i for i, kind in enumerate(kinds) if kind == "l2"]
-    lasso = [i for i, kind in enumerate(kinds) if kind == "smooth_l1"]
-    cosines = e.system.cosines.abs()
-    return [(i, j) for i in ridge for j in lasso if cosines[i, j] > COLLAPSED]
-
-
-def _collapsed(e: Evidence) -> Iterator[Problem]:
-    for i, j in _collapsed_pairs(e):
-        ridge, lasso = e.equations.names[i], e.equations.names[j]
-        yield Problem(
-            "collapsed",
-            f"The gradients of {ridge} and {lasso} have cosine "
-            f"{float(e.system.cosines[i, j]):.4f}: nearly all weights are inside the smoothing "
-            "width (or of one size), where the two penalties are the same.",
-            "Their strengths are not identified apart: drop one, or lower beta.",
-            (ridge, lasso),
-        )
-
-
-def _collinear(e: Evidence) -> Iterator[Problem]:
-    lost = e.system.rank < len(e.system.seen)
-    if not len(e.system.seen):
-        return  # said by vanishing
-    if lost and e.equations.rows < len(e.system.seen):
-        return  # said by underdetermined
-    amplified = e.system.condition > CONDITION and (
-        e.system.condition * e.residual_ratio > AMPLIFIED
-    )
-    if not lost and not amplified:
-        return
-    pairs = {frozenset(pair) for pair in _collapsed_pairs(e)}
-    for combination in e.system.weakest:
-        members = torch.nonzero(combination.abs() > 0.1 * combination.abs().max())[:, 0]
-        if frozenset(members.tolist()) in pairs:
-            continue  # said by collapsed
-        names = e.named(members)
-        yield Problem(
-            "collinear",
-            f"The gradients of {shorten(names)} are linearly dependent: only combinations of "
-            "their strengths are identified; shown is the solution of least norm."
-            if lost
-            else f"The gradients of {shorten(names)} nearly cancel (condition "
-            f"{e.system.condition:.0f}): single strengths are unstable.",
-            "Drop one of them, or stack endpoints whose weights differ.",
-            names,
-        )
-
-
-def _vanishing(e: Evidence) -> Iterator[Problem]:
-    names = e.named(e.system.norms == 0)
-    if names:
-        yield Problem(
-            "vanishing",
-            f"The gradient of {shorten(names)} is zero at these weights: its strength cannot be "
-            "seen and is shown as 0.",
-            "Leave it out, or stack a point where it is not at its minimum.",
-            names,
-        )
-
-
 def _unsettled(e: Evidence) -> Iterator[Problem]:
     """Gradients that bend within the noise of the weights, so that no point stands for an epoch."""
     worst: dict[str, float] = {}
@@ -207,39 +122,11 @@ def _unsettled(e: Evidence) -> Iterator[Problem]:
             )
 
 
-def _faint(e: Evidence) -> Iterator[Problem]:
-    """Columns whose own part of the fit, apart from the others, is below what stays unexplained."""
-    if len(e.system.seen) < 2 or e.residual_ratio < MATERIAL or e.explained < EXPLAINED:
-        return  # nothing is left, or it is said by unexplained
-    alone = e.contribution(e.strengths) / e.system.inflation.sqrt()
-    known = {n for problem in (*_collapsed(e), *_collinear(e)) for n in problem.names}
-    beside = e.residuals()
-    faint = (alone < beside) & (alone > 0)
-    faint &= ~torch.tensor([n in known for n in e.equations.names])
-    faint &= ~torch.tensor(_of_matrices(e))
-    for index in torch.nonzero(faint)[:, 0].tolist():
-        name = e.equations.names[index]
-        yield Problem(
-            "faint",
-            f"What {name} adds on its own is {float(alone[index]):.1%} of the target, less than "
-            f"the {float(beside[index]):.1%} that stays unexplained in its rows: its strength is "
-            "at the mercy of that, whatever the others' are.",
-            "Lower what stays unexplained (train on, average an epoch's weights and add its drift, "
-            "add candidates), or read the strength as an order of magnitude at best.",
-            (name,),
-        )
-
-
-def _of_matrices(e: Evidence) -> list[bool]:
-    """Which columns are entries of a matrix Λ, whose single values mean little."""
-    kinds = [family.kind for family in e.equations.families for _ in range(family.size)]
-    return [kind in ("diagonal", "symmetric") for kind in kinds]
-
-
 def _negative(e: Evidence) -> Iterator[Problem]:
     free = e.strengths if e.free is None else e.free
-    below = (free < 0) & (e.contribution(free) > MATERIAL) & ~torch.tensor(_of_matrices(e))
-    names = e.named(below)
+    below = (free < 0) & (e.contribution(free) > MATERIAL) & ~torch.tensor(e.of_matrices)
+    known = by_chance(e)  # the sign of what chance explains says nothing
+    names = tuple(name for name in e.named(below) if name not in known)
     if not names:
         return
     values = ", ".join(f"{float(free[e.equations.names.index(n)]):.3g}" for n in names[:6])
@@ -267,43 +154,6 @@ def _indefinite(e: Evidence) -> Iterator[Problem]:
                 "L + θᵀΛθ need not have a minimum: check that the Hessian of the sum is positive "
                 "definite before retraining with it.",
             )
-
-
-def _drifting(e: Evidence) -> Iterator[Problem]:
-    """A trend of the strengths over the steps of a trajectory, against their scatter."""
-    for number, source in enumerate(e.equations.sources):
-        values = _by_step(e, number, source.steps) if source.steps >= 8 else None
-        if values is None:
-            continue
-        time = torch.linspace(-0.5, 0.5, len(values), dtype=values.dtype)[:, None]
-        mean, spread = values.mean(0), float(time.square().sum())
-        trend = (time * values).sum(0) / spread
-        scatter = (values - mean - time * trend).square().sum(0) / (len(values) - 2)
-        clear = trend.abs() > 4 * (scatter / spread).sqrt()
-        drifting = clear & (trend.abs() > DRIFT * mean.abs())
-        drifting &= e.contribution(e.strengths) > MATERIAL
-        for index in torch.nonzero(drifting)[:, 0].tolist():
-            name = e.equations.names[index]
-            first, last = (float(mean[index] + sign * trend[index] / 2) for sign in (-1, 1))
-            yield Problem(
-                "drifting",
-                f"The strength of {name} moves from {first:.3g} to {last:.3g} over the trajectory: "
-                "one number stands for none of it.",
-                "Fit shorter pieces, or each step, and report how it changes.",
-                (name,),
-            )
-
-
-def _by_step(e: Evidence, source: int, steps: int) -> Tensor | None:
-    """The strengths of every step alone, or None where a step does not determine them."""
-    found = []
-    for step in range(steps):
-        part = e.equations.step(source, step).factor()
-        system = System(part[:, : len(e.strengths)])
-        if system.rank < len(e.strengths):
-            return None
-        found.append(system.solve(part[:, len(e.strengths) :].mean(1, keepdim=True))[:, 0])
-    return torch.stack(found)
 
 
 def _zeros(e: Evidence) -> Iterator[Problem]:

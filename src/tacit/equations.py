@@ -46,6 +46,8 @@ class Source:
     known: dict[str, float] = field(default_factory=dict)
     unsettled: dict[str, float] = field(default_factory=dict)
     """How far a gradient's mean over an epoch is from its value at the mean point, relative."""
+    epoch: bool = False
+    """Whether these are the means over one epoch of a run, beside others of the same run."""
     layer: str = ""
     """The layer that the equations were cut down to, if any."""
 

@@ -12,8 +12,8 @@ class Problem:
     """A reason not to trust a fit, in words a reader can act on.
 
     `kind` of a fit's is one of: no signal, noisy, unexplained, underdetermined, collinear,
-    collapsed, vanishing, unsettled, faint, negative, indefinite, zeros, drifting. `names` are the
-    strengths that it concerns.
+    collapsed, vanishing, unsettled, chance, faint, negative, indefinite, zeros, drifting. `names`
+    are the strengths that it concerns.
     """
 
     kind: str

@@ -63,6 +63,13 @@ class Fit:
         found = told | {bars.kind: bars for bars in self.added}
         return {kind: found[kind] for kind in KINDS if kind in found}
 
+    @cached_property
+    def unique(self) -> dict[str, float]:
+        """What `explained` falls by when a regularizer is left out."""
+        from tacit.identifiability.shares import unique_shares
+
+        return unique_shares(self)
+
     @property
     def standard_errors(self) -> dict[str, dict[str, float]]:
         """Standard errors by kind of chance, then by regularizer: ["draws"]["l2"], say."""

@@ -1,6 +1,6 @@
 """How the loss of a batch becomes one mean, the weight it stands for, and a count of units."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -8,9 +8,11 @@ from torch import Tensor, nn
 
 from tacit.data import apply, tensors
 from tacit.errors import InputError
+from tacit.noise import Noise
 
 Loss = Callable[[Any, Any], Tensor]
-BatchLoss = Callable[[nn.Module, Any], Tensor | tuple[Tensor, Tensor]]
+BatchLoss = Callable[..., Tensor | tuple[Tensor, Tensor]]
+"""batch_loss(model, batch), or batch_loss(model, batch, noise)."""
 
 
 class BatchMean(NamedTuple):
@@ -21,13 +23,28 @@ class BatchMean(NamedTuple):
     units: int
 
 
-Measure = Callable[[nn.Module, Any, Tensor | None], BatchMean]
+Measure = Callable[[nn.Module, Any, Tensor | None, Noise | None], BatchMean]
+
+
+class Spread(NamedTuple):
+    """A batch unit by unit: D ℓ_i = Σ ⟨pull_i, D output_i⟩ over its outputs, one row a unit."""
+
+    outputs: tuple[Tensor, ...]
+    pulls: tuple[Tensor, ...]
+    """∂ℓ_i/∂output_i, held constant."""
+    bend: Callable[[Sequence[Tensor]], Sequence[Tensor | None]]
+    """∂²ℓ_i/∂output_i² times a direction of the outputs."""
+    weights: Tensor | None
+    units: int
+
+
+Spreader = Callable[[nn.Module, Any, Tensor | None, Noise | None], Spread]
 
 
 def from_mean(loss: Loss) -> Measure:
     """Measure batches (inputs, …, target) with a mean-reduced loss(output, target)."""
 
-    def measure(model: nn.Module, batch: Any, weights: Tensor | None) -> BatchMean:
+    def measure(model: nn.Module, batch: Any, weights: Tensor | None, _: Any) -> BatchMean:
         inputs, target = split(batch)
         output = model(*inputs)
         count = examples(batch)
@@ -49,20 +66,10 @@ def from_mean(loss: Loss) -> Measure:
 def from_units(batch_loss: BatchLoss) -> Measure:
     """Measure batches with batch_loss(model, batch): one loss per unit, or (losses, weights)."""
 
-    def measure(model: nn.Module, batch: Any, weights: Tensor | None) -> BatchMean:
-        losses = batch_loss(model, batch)
-        if isinstance(losses, tuple) and len(losses) == 2 and isinstance(losses[1], Tensor):
-            if weights is not None:
-                raise InputError(
-                    "weights were given twice: by weights= and by batch_loss. Leave one out."
-                )
-            losses, weights = losses
-        if not isinstance(losses, Tensor) or losses.ndim != 1:
-            raise InputError(
-                f"batch_loss(model, batch) returned {_kind(losses)}: a 1-D tensor is needed, one "
-                "loss per example or token (reduction='none', padding left out), so that batches "
-                "of different size average exactly."
-            )
+    def measure(
+        model: nn.Module, batch: Any, weights: Tensor | None, noise: Noise | None
+    ) -> BatchMean:
+        losses, weights = _unit_losses(batch_loss, model, batch, weights, noise)
         if weights is not None:
             return _weighted(losses, weights)
         if losses.dtype.itemsize < 4:
@@ -71,6 +78,96 @@ def from_units(batch_loss: BatchLoss) -> Measure:
         return BatchMean(mean, len(losses), len(losses))
 
     return measure
+
+
+def spread_mean(loss: Loss) -> Spreader:
+    """Examples of batches with a mean-reduced loss: n times its slope has each example's own."""
+
+    def spread(model: nn.Module, batch: Any, weights: Tensor | None, _: Any) -> Spread:
+        inputs, target = split(batch)
+        outputs, count = model(*inputs), examples(batch)
+        held, fresh = [], []
+
+        def cut_off(tensor: Tensor) -> Tensor:
+            if not tensor.is_floating_point():
+                return tensor
+            held.append(tensor)
+            fresh.append(tensor.detach().requires_grad_())
+            return fresh[-1]
+
+        with torch.enable_grad():
+            mean = loss(apply(outputs, cut_off), target)
+            if not fresh or not mean.requires_grad:
+                raise InputError(
+                    "the loss of single examples cannot be told from the model's output: no tensor "
+                    "in it reaches the loss. Use Objective.from_batch_loss."
+                )
+            slopes = torch.autograd.grad(count * mean, fresh, create_graph=True, allow_unused=True)
+        used = [i for i, slope in enumerate(slopes) if slope is not None and slope.any()]
+        for i in used:
+            if not held[i].ndim or len(held[i]) != count:
+                raise InputError(
+                    f"the model gave shape {tuple(held[i].shape)} for {count} examples: the loss "
+                    "of single examples needs a row an example. Use Objective.from_batch_loss."
+                )
+        bend = _bend([slopes[i] for i in used], [fresh[i] for i in used])
+        pulls = tuple(slopes[i].detach() for i in used)
+        return Spread(tuple(held[i] for i in used), pulls, bend, weights, count)
+
+    return spread
+
+
+def spread_units(batch_loss: BatchLoss) -> Spreader:
+    """Units of batches with batch_loss(model, batch)."""
+
+    def spread(model: nn.Module, batch: Any, weights: Tensor | None, noise: Noise | None) -> Spread:
+        losses, weights = _unit_losses(batch_loss, model, batch, weights, noise)
+        if weights is not None:
+            _weighted(losses.detach(), weights)  # refuses what are no weights
+        ones = torch.ones_like(losses, requires_grad=False)
+        return Spread((losses,), (ones,), lambda along: [None], weights, len(losses))
+
+    return spread
+
+
+def _bend(
+    slopes: Sequence[Tensor], outputs: Sequence[Tensor]
+) -> Callable[[Sequence[Tensor]], Sequence[Tensor | None]]:
+    """The Hessian of the loss by the outputs, as a product: each example meets its own."""
+
+    def product(along: Sequence[Tensor]) -> Sequence[Tensor | None]:
+        pairs = [(s, a) for s, a in zip(slopes, along, strict=True) if s.requires_grad]
+        if not pairs:  # the loss is linear in the outputs
+            return [None] * len(outputs)
+        curved, directions = zip(*pairs, strict=True)
+        return torch.autograd.grad(
+            curved, list(outputs), directions, retain_graph=True, allow_unused=True
+        )
+
+    return product
+
+
+def _unit_losses(
+    batch_loss: BatchLoss,
+    model: nn.Module,
+    batch: Any,
+    weights: Tensor | None,
+    noise: Noise | None,
+) -> tuple[Tensor, Tensor | None]:
+    losses = batch_loss(model, batch) if noise is None else batch_loss(model, batch, noise)
+    if isinstance(losses, tuple) and len(losses) == 2 and isinstance(losses[1], Tensor):
+        if weights is not None:
+            raise InputError(
+                "weights were given twice: by weights= and by batch_loss. Leave one out."
+            )
+        losses, weights = losses
+    if not isinstance(losses, Tensor) or losses.ndim != 1:
+        raise InputError(
+            f"batch_loss(model, batch) returned {_kind(losses)}: a 1-D tensor is needed, one "
+            "loss per example or token (reduction='none', padding left out), so that batches "
+            "of different size average exactly."
+        )
+    return losses, weights
 
 
 def _kind(value: Any) -> str:

@@ -23,6 +23,10 @@ from tacit.params import Params, Scope, norm, select, square_norm, wide
 from tacit.probes import coarsest
 from tacit.regularizers import Regularizer
 from tacit.trajectory import Trajectory, check_alike
+from tacit.uncertainty.scores import score_examples
+
+GROUPS = 8
+"""Groups of draws by default: the spread of so few is known to a quarter, at t of 7 degrees."""
 
 
 def estimate(
@@ -33,10 +37,13 @@ def estimate(
     *,
     known: Mapping[Regularizer, float] | None = None,
     nonnegative: bool = False,
+    population: float | None = None,
 ) -> Fit:
     """Strengths λ that make a trained model an optimum: ∇L + Σ λ_k ∇R_k = 0, by least squares.
 
-    The short way through `Objective`, `endpoint_equations` and `fit`: one pass over the data.
+    The short way through `Objective`, `endpoint_equations` and `fit`: one pass over the data. With
+    `population`, how many examples the data was drawn from (math.inf for no end of them), a second
+    pass adds error bars for which examples were drawn, as `score_examples` does.
 
     >>> import tacit
     >>> X, y = torch.eye(2).double(), torch.tensor([[2.0], [4.0]]).double()
@@ -47,7 +54,13 @@ def estimate(
     (0.25, 1.0)
     """
     objective = Objective(model, loss, data)
-    return fit(endpoint_equations(objective, regularizers, known=known), nonnegative=nonnegative)
+    equations = endpoint_equations(objective, regularizers, known=known)
+    found = fit(equations, nonnegative=nonnegative)
+    if population is None:
+        return found
+    whole = None if population == math.inf else population
+    scores = score_examples(found, objective, regularizers, known=known, population=whole)
+    return found.with_error_bars(scores.error_bars(), *scores.problems)
 
 
 def endpoint_equations(
@@ -95,16 +108,20 @@ def difference_equations(
     regularizers: Regularizer | Sequence[Regularizer],
     *,
     params: Mapping[str, Tensor] | None = None,
-    groups: int = 2,
+    groups: int | None = None,
     rows: Scope = None,
 ) -> Equations:
     """Equations Σ λ_k ∇R_k(θ) = ∇L_technique(θ) − ∇L_plain(θ): the technique's own effect.
 
     Holds at any weights. A technique with randomness (dropout masks) is averaged over its draws
     in `groups` independent groups, one target column each, so that the explained fraction can be
-    freed of the draws' noise.
+    freed of the draws' noise, and that noise gives error bars. By default there are 8, or as many
+    as draws allow; mirrored draws stay together, two at a time. Each group holds one vector of the
+    parameters' size in float64: pass groups=2 where memory is short.
     """
-    if isinstance(groups, bool) or not isinstance(groups, int) or groups < 1:
+    if groups is not None and (
+        isinstance(groups, bool) or not isinstance(groups, int) or groups < 1
+    ):
         raise InputError(f"groups is {groups!r}: pass a whole number, at least 1.")
     candidates = check_candidates(regularizers, None)
     params = _point(technique, params)
@@ -112,18 +129,24 @@ def difference_equations(
     chosen = select(params, rows, what="rows")
     bound = candidates.bind(params)
     floors = _rounding_norms(technique, params)
+    if groups is None:
+        random = [_independent_draws(o) for o in (technique, plain) if o.training]
+        groups = max(2, min([GROUPS, *random]))  # one draw alone hides its noise: refused below
     without = _group_gradients(plain, params, groups)
     with_it = _group_gradients(technique, params, groups)
-    count = max(len(with_it), len(without))
-    targets = []
-    for group in range(count):
-        own, other = with_it[group % len(with_it)][1], without[group % len(without)][1]
-        targets.append({n: own[n] - other[n] for n in own})
+    length, count = norm(without[0][1]), max(len(with_it), len(without))
+    # In place, in the longer list: a group's gradient is not needed beside its target.
+    longer, sign = (with_it, 1) if len(with_it) == count else (without, -1)
+    shorter = without if longer is with_it else with_it
+    targets = [gradient for _, gradient in longer]
+    for group, target in enumerate(targets):
+        for name, tensor in target.items():
+            tensor.sub_(shorter[group % len(shorter)][1][name]).mul_(sign)
     blocks = assemble(params, bound, targets, floors=floors, rows=chosen)
     source = Source(
         mode="difference",
         loss_value=sum(value for value, _ in with_it) / len(with_it),
-        gradient_norm=norm(without[0][1]),
+        gradient_norm=length,
         **_described(technique, params, chosen, candidates),
     )
     return Equations(bound.families, bound.columns.names, count, tuple(blocks), (source,))
@@ -203,13 +226,23 @@ def _group_gradients(
     """L and ∇L averaged over each group of draws; once where there is nothing to draw."""
     if not objective.training:
         return [objective.value_and_gradient(params)]
-    if objective.draws < groups:
+    if _independent_draws(objective) < groups:
+        least = 2 * groups if objective.paired else groups
         raise InputError(
-            f"{objective.draws} draws cannot make {groups} groups: pass "
-            f"Objective(…, training=True, draws={groups}) or more, or fewer groups."
+            f"{objective.draws} draws cannot make {groups} groups"
+            f"{' of mirrored pairs' if objective.paired else ''}: pass "
+            f"Objective(…, training=True, draws={least}) or more, or fewer groups."
         )
-    draws = range(objective.draws)
-    return [objective.value_and_gradient(params, draws=draws[g::groups]) for g in range(groups)]
+    draws, size = range(objective.draws), 2 if objective.paired else 1
+    return [
+        objective.value_and_gradient(params, draws=[d for d in draws if d // size % groups == g])
+        for g in range(groups)
+    ]
+
+
+def _independent_draws(objective: Objective) -> int:
+    """Draws that are independent of each other: all, or one of each mirrored pair."""
+    return objective.draws // 2 if objective.paired else objective.draws
 
 
 def _described(

@@ -7,13 +7,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from tacit import derivatives, probes
+from tacit import derivatives, directional, losses, probes
 from tacit.borrowing import Borrowed
 from tacit.data import check_items, check_restarts, cut, glue, open_data
 from tacit.errors import InputError
-from tacit.losses import BatchLoss, Loss, Measure, examples, from_mean, from_units, split
+from tacit.losses import BatchLoss, Loss, examples
+from tacit.noise import takes_noise
 from tacit.params import Params, aliases, check_finite, check_params, trainable, zeros
-from tacit.streaming import Stream
+from tacit.streaming import Stream, check_count
 
 PROBE = 256
 """Examples of a batch that probes look at, where batches can be cut."""
@@ -57,9 +58,11 @@ class Objective:
     ):
         self._check_arguments(model, loss, training=training, draws=draws, seed=seed)
         self._mean_reduced = True
+        self.paired: bool = False
+        """Whether batch_loss takes its noise, so that draws 2j and 2j+1 are mirror images."""
         self.loss: Loss | None = loss
         """The loss(output, target) it was made with; None after `from_batch_loss`."""
-        self._open(data, weights, batch_size, from_mean(loss))
+        self._open(data, weights, batch_size, losses.from_mean(loss), losses.spread_mean(loss))
         self._check_mean_reduced(self._first[0])
 
     @classmethod
@@ -79,13 +82,16 @@ class Objective:
 
         For dict batches, several inputs, padding, Hugging Face style models: whatever the loss
         needs to call. It is handed the user's own model with its parameters swapped. It may also
-        return (losses, weights); L is then the weighted mean.
+        return (losses, weights); L is then the weighted mean. With training=True it may be one of
+        (model, batch, noise), a technique's noise from `Noise`, mirrored in pairs of draws.
         """
         self = cls.__new__(cls)
         self._check_arguments(model, batch_loss, training=training, draws=draws, seed=seed)
         self._mean_reduced = False
+        self.paired = takes_noise(batch_loss, training=training, draws=draws)
         self.loss = None
-        self._open(data, weights, batch_size, from_units(batch_loss))
+        read = losses.from_units(batch_loss), losses.spread_units(batch_loss)
+        self._open(data, weights, batch_size, *read)
         return self
 
     @property
@@ -146,6 +152,23 @@ class Objective:
                 leaves, lambda mean: derivatives.hessian_product(mean, leaves, along)
             )[1]
 
+    def along(
+        self,
+        directions: Sequence[Params],
+        params: Mapping[str, Tensor] | None = None,
+        *,
+        draws: Sequence[int] | None = None,
+        base: Params | None = None,
+    ) -> directional.Along:
+        """D ℓ_i(θ)[v_j] of every unit i, direction j; with a base D²ℓ_i[v_j, base].
+
+        One pass, in the order of the data. A direction is zero at the names that it leaves out.
+        """
+        start = self.point(params), self._first
+        found = directional.along(self._stream, *start, directions, draws=draws, base=base)
+        check_count(len(found.values), self._count)
+        return found
+
     @torch.inference_mode(mode=False)
     def rounding(self, params: Mapping[str, Tensor] | None = None) -> Params:
         """How far ∇L moves, on the first examples, when every weight moves by its last digit.
@@ -177,23 +200,12 @@ class Objective:
 
         One pass for all points, because a shuffling loader changes its order with every pass.
         """
-        outputs: list[list[Any]] = [[] for _ in points]
-        where, target = [self.point(p) for p in points], None
-        with self._stream.ready(training=False), torch.no_grad():
-            for batch, _ in self._stream.read():
-                for params, held in zip(where, outputs, strict=True):
-                    output = None
-                    if self._mean_reduced:
-                        inputs, target = split(batch)
-                        output = Borrowed(self.model).at(params, lambda m, i=inputs: m(*i))
-                    if not isinstance(output, Tensor):
-                        raise InputError(
-                            "predictions need model(*inputs) to be one tensor, from Objective("
-                            "model, loss, data). Pass outputs=, a function from parameters to "
-                            "predictions."
-                        )
-                    held.append(output)
-        return [torch.cat(held) for held in outputs], target
+        where = [self.point(p) for p in points]
+        return self._stream.predictions(where, single=self._mean_reduced)
+
+    def repeats(self) -> bool:
+        """Whether the data comes in the same order at every pass."""
+        return self._stream.repeats()
 
     def visit(
         self,
@@ -237,19 +249,22 @@ class Objective:
         self._count: int | None = None
         self.point()
 
-    def _open(self, data: Any, weights: Tensor | None, batch_size: int, measure: Measure) -> None:
+    def _open(self, data: Any, weights: Tensor | None, batch_size: int, *read: Any) -> None:
         """Check the data, and probe the objective on its first examples."""
+        self.data, self.weights = data, weights
         batches = open_data(data, weights=weights, batch_size=batch_size)
         params = self.params
         self._stream = Stream(
             self.model,
-            measure,
+            read[0],
             batches,
             self.loss_name,
+            read[1],
             masks=not self._mean_reduced,
             training=self.training,
             draws=self.draws,
             seed=self.seed,
+            paired=self.paired,
         )
         with self._stream.ready(training=self.training), torch.no_grad():
             check_items(data)
@@ -295,12 +310,7 @@ class Objective:
     ) -> tuple[float, float]:
         """One pass over the data: the mean loss and the weight behind it."""
         value, weight, units, last = self._stream.run(params, use, draws=draws)
-        if self._count not in (None, units):
-            raise InputError(
-                f"the data gave {units} examples, where an earlier pass gave {self._count}: tacit "
-                "reads the data more than once. Pass data that starts anew and stays the same, "
-                "such as a list of batches."
-            )
+        check_count(units, self._count)
         if self._count is None and self._mean_reduced and self._stream.batches.sample is None:
             # Class weights or padding may show only between batches that differ.
             some = cut(last, slice(PROBE), examples(last))

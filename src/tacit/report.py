@@ -36,10 +36,11 @@ def _lead(fit: "Fit") -> list[str]:
     """The first thing to know of a fit: how much of the target it leaves unexplained."""
     names = shorten(fit.strengths, most=3)
     if any(problem.kind == "no signal" for problem in fit.problems):
-        return [f"NO SIGNAL: the target is noise; the strength of {names} is no finding."]
+        text = f"NO SIGNAL: the target is noise; the strength of {names} is no finding."
+        return textwrap.wrap(text, WIDTH)
     explained = min(max(fit.explained, 0.0), 1.0)
     if explained >= EXPLAINED:
-        return [f"{_percent(explained)} of the target is explained by {names}."]
+        return textwrap.wrap(f"{_percent(explained)} of the target is explained by {names}.", WIDTH)
     text = (
         f"NOT EXPLAINED: {_percent(1 - explained)} of the target. What {names} accounts for is "
         f"{_percent(explained)}; strengths in parentheses describe that part alone, and are no "
@@ -49,12 +50,12 @@ def _lead(fit: "Fit") -> list[str]:
 
 
 def _percent(part: float) -> str:
-    """A part as a percentage that does not round to all or nothing unless it is."""
+    """A part as a percentage, with more digits where one would round to all or nothing."""
     for digits in (1, 2, 3):
         text = f"{100 * part:.{digits}f}"
-        if part in (0.0, 1.0) or float(text) not in (0.0, 100.0):
+        if float(text) not in (0.0, 100.0):
             return f"{text} %"
-    return "over 99.999 %" if part > 0.5 else "under 0.001 %"
+    return f"{100 * part:.1f} %"
 
 
 def doubtful(fit: "Fit") -> bool:
@@ -142,7 +143,7 @@ def _error_bars(fit: "Fit") -> list[str]:
     lines = []
     for kind, bars in fit.error_bars.items():
         lines += textwrap.wrap(
-            f"±{kind}: standard error from {KINDS[kind]}; {bars.basis}.{_measured(kind)}",
+            f"±{kind}: standard errors over {KINDS[kind]}, from {bars.basis}.{_measured(kind)}",
             WIDTH,
             subsequent_indent="  ",
         )

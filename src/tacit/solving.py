@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 
 import numpy as np
 import torch
@@ -70,12 +70,36 @@ class System:
         return full
 
     @cached_property
-    def weakest(self) -> Tensor:
-        """The combination of unit columns nearest to cancelling; all that cancel, one a row."""
+    def own(self) -> Tensor:
+        """What each column has beyond the others, at unit norm; zero where it has nothing."""
+        u, s, vh = self._svd
+        rank = self.rank
+        # Columns of the pseudoinverse: orthogonal to all columns but their own.
+        dual = (u[:, :rank] / s[:rank]) @ vh[:rank]
+        full = self.design.new_zeros(len(self.design), len(self.norms))
+        full[:, self.seen] = dual / dual.norm(dim=0).clamp_min(torch.finfo(dual.dtype).tiny)
+        full[:, torch.isinf(self.inflation)] = 0
+        return full
+
+    @cached_property
+    def coordinates(self) -> Tensor:
+        """T such that design · T has orthonormal columns that span the design."""
         _, s, vh = self._svd
-        first = max(0, min(self.rank, len(s) - 1))
-        full = self.design.new_zeros(len(s) - first, len(self.norms))
-        full[:, self.seen] = vh[first:]
+        full = self.design.new_zeros(len(self.norms), self.rank)
+        scaled = vh[: self.rank].T / s[: self.rank]
+        full[self.seen] = scaled / self.norms[self.seen, None]
+        return full
+
+    def cancelling(self, condition: float = math.inf) -> Tensor:
+        """Combinations of unit columns that cancel, one a row, each of as few columns as may be.
+
+        Exactly where the condition is infinite (where rank is lost), else up to one part in it.
+        The largest coefficient of each is 1.
+        """
+        _, s, vh = self._svd
+        kept = self.rank if math.isinf(condition) else int((s * condition >= s[:1]).sum())
+        full = self.design.new_zeros(len(s) - kept, len(self.norms))
+        full[:, self.seen] = _echelon(vh[kept:])
         return full
 
     def solve(self, targets: Tensor) -> Tensor:
@@ -103,3 +127,57 @@ class System:
             found, _ = nnls(unit, targets[:, column].numpy())
             full[self.seen, column] = torch.from_numpy(np.asarray(found)) / self.norms[self.seen]
         return full
+
+
+def explained(design: Tensor, strengths: Tensor, targets: Tensor) -> float:
+    """The part of the targets' squared norm that a fit explains, ⟨design·λ, target⟩/‖target‖².
+
+    With independent groups of draws (one column of strengths and of targets each), strengths of
+    one group meet the target of another, so that the draws' noise cancels on average.
+    """
+    whole = paired(targets, targets)
+    return paired(design @ strengths, targets) / whole if whole > 0 else 0.0
+
+
+def paired(a: Tensor, b: Tensor) -> float:
+    """Inner products of the columns of a with those of b, summed over pairs of different groups."""
+    if a.shape[1] == 1:
+        return float((a * b).sum())
+    return float(a.sum(1) @ b.sum(1) - (a * b).sum())
+
+
+def exceeds(up: float, down: Tensor, common: float, freedom: int) -> float:
+    """P(up·z² ≥ Σ down_j z_j² + common·χ²), z standard normal, χ² of that many degrees of freedom.
+
+    P(z² ≥ x) = (2/π) ∫ exp(−x / 2 sin²θ) dθ over (0, π/2) (Craig 1991), and the mean of that over
+    the right-hand side is a product: one integral without cancellation, whatever the size.
+    """
+    if up <= 0:
+        return 0.0
+    sines, weights = _angles()
+    falls = down.numpy()[:, None] / up
+    logs = np.log1p(falls / sines).sum(0) + freedom * np.log1p(common / up / sines)
+    return min(1.0, float((weights * np.exp(-logs / 2)).sum()))
+
+
+@cache
+def _angles(count: int = 120) -> tuple[np.ndarray, np.ndarray]:
+    """sin²θ and weights of a mean over (0, π/2)."""
+    nodes, weights = np.polynomial.legendre.leggauss(count)
+    place = (nodes + 1) / 2
+    # Nodes crowd at θ = 0, where the integrand of `exceeds` bends if the right side is small.
+    return np.sin(np.pi / 2 * place**3) ** 2, 1.5 * place**2 * weights
+
+
+def _echelon(rows: Tensor) -> Tensor:
+    """The same span with zeros where they can be: reduced echelon form, largest entry 1."""
+    rows = rows.clone()
+    for step in range(len(rows)):
+        best = int(rows[step:].abs().argmax())
+        line, pivot = step + best // rows.shape[1], best % rows.shape[1]
+        rows[[step, line]] = rows[[line, step]]
+        rows[step] /= rows[step, pivot].clone()
+        others = torch.arange(len(rows)) != step
+        rows[others] -= rows[others, pivot, None] * rows[step]
+    peaks = rows.gather(1, rows.abs().argmax(1, keepdim=True))
+    return rows / peaks

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -11,12 +11,14 @@ from torch import Tensor, nn
 
 from tacit import probes
 from tacit.borrowing import Borrowed, mode
-from tacit.data import Batches, forked_randomness, move, seed_devices
+from tacit.data import Batches, forked_randomness, move, seed_devices, tensors
 from tacit.errors import InputError
-from tacit.losses import BatchMean, Measure
+from tacit.losses import BatchMean, Measure, Spreader, split
+from tacit.noise import Noise
 from tacit.params import Params, trainable
 from tacit.progress import track
 
+Found = TypeVar("Found")
 Use = Callable[[Tensor, float], None]
 """What is done with a batch's mean loss and its weight, while the parameters are swapped in."""
 
@@ -39,11 +41,15 @@ class Stream:
     measure: Measure
     batches: Batches
     label: str
+    spread: Spreader
+    """The same batches unit by unit."""
     masks: bool
     """Whether batches may hold -inf, as additive attention masks do by right."""
     training: bool
     draws: int
     seed: int
+    paired: bool
+    """Whether batches are measured with noise of their own, mirrored in pairs of draws."""
 
     @property
     def devices(self) -> set[torch.device]:
@@ -79,23 +85,39 @@ class Stream:
         index: int = 0,
         use: Use | None = None,
     ) -> BatchMean:
-        """The mean loss of one batch; a draw's randomness depends on (seed, draw, batch) alone."""
-        if self.training and draw is not None:
-            state = np.random.SeedSequence([self.seed, draw, index]).generate_state(1, np.uint64)
-            seed_devices(int(state[0]) >> 1, self.devices)
+        """The mean loss of one batch, in one draw."""
 
-        def measure(model: nn.Module) -> BatchMean:
-            found = self.measure(model, batch, weights)
+        def measure(model: nn.Module, noise: Noise | None) -> BatchMean:
+            found = self.measure(model, batch, weights, noise)
             if use is not None:
                 probes.check_loss(found.mean, index)
                 use(found.mean, found.weight)
             return found
 
-        return Borrowed(self.model).at(params, measure)
+        return self.lend(params, measure, draw=draw, index=index)
+
+    def lend(
+        self,
+        params: Params,
+        function: Callable[[nn.Module, Noise | None], Found],
+        *,
+        draw: int | None = None,
+        index: int = 0,
+    ) -> Found:
+        """What a function of the model gives; a draw depends on (seed, draw, batch) alone."""
+        if self.training and draw is not None:
+            state = np.random.SeedSequence([self.seed, draw, index]).generate_state(1, np.uint64)
+            seed_devices(int(state[0]) >> 1, self.devices)
+        noise = Noise(self.seed, draw or 0, index) if self.paired else None
+        return Borrowed(self.model).at(params, lambda model: function(model, noise))
+
+    def drawn(self, draws: Sequence[int] | None) -> Sequence[int]:
+        """The draws to average: those given, or all."""
+        return range(self.draws if self.training else 1) if draws is None else draws
 
     def run(self, params: Params, use: Use, *, draws: Sequence[int] | None = None) -> Pass:
         """One pass; every batch's mean loss goes to `use` with its part of the weight."""
-        draws = range(self.draws if self.training else 1) if draws is None else draws
+        draws = self.drawn(draws)
         total, weight, units, batch = 0.0, 0.0, 0, None
         with self.ready(training=self.training):
             for index, (batch, weights) in enumerate(self.read()):
@@ -117,3 +139,42 @@ class Stream:
                 "once. Pass data that starts anew, such as a list of batches, with weight."
             )
         return Pass(total / weight, weight, units, batch)
+
+    def repeats(self) -> bool:
+        """Whether two passes begin with the same batch, as far as they can be told apart."""
+        starts = []
+        for _ in range(2):
+            with self.ready(training=False):
+                batch = next(self.read(), (None, None))[0]
+            starts.append(list(tensors(batch)))
+        return len(starts[0]) == len(starts[1]) and all(map(torch.equal, *starts))
+
+    def predictions(self, where: Sequence[Params], *, single: bool) -> tuple[list[Tensor], Any]:
+        """Outputs at each point, in eval mode, and the last target; refused where not `single`."""
+        outputs: list[list[Any]] = [[] for _ in where]
+        target = None
+        with self.ready(training=False), torch.no_grad():
+            for batch, _ in self.read():
+                for params, held in zip(where, outputs, strict=True):
+                    output = None
+                    if single:
+                        inputs, target = split(batch)
+                        output = Borrowed(self.model).at(params, lambda m, i=inputs: m(*i))
+                    if not isinstance(output, Tensor):
+                        raise InputError(
+                            "predictions need model(*inputs) to be one tensor, from Objective("
+                            "model, loss, data). Pass outputs=, a function from parameters to "
+                            "predictions."
+                        )
+                    held.append(output)
+        return [torch.cat(held) for held in outputs], target
+
+
+def check_count(units: int, before: int | None) -> None:
+    """Refuse data that gave another number of examples before."""
+    if before not in (None, units):
+        raise InputError(
+            f"the data gave {units} examples, where an earlier pass gave {before}: tacit "
+            "reads the data more than once. Pass data that starts anew and stays the same, "
+            "such as a list of batches."
+        )

@@ -144,6 +144,7 @@ class Sources(NamedTuple):
                 loss_value=None if self.values is None else self.values[m],
                 known={r.name: float(own[m]) for r, own in strengths},
                 unsettled={name: each[m] for name, each in self.unsettled.items()},
+                epoch=self.mode == "trajectory",
             )
 
 

@@ -28,6 +28,7 @@ MODULES = {
     "step-size": "step_size",
     "long-horizon": "long_horizon",
     "dropout": "dropout",
+    "coverage": "coverage",
 }
 
 Row = dict[str, Any]

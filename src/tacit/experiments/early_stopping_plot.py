@@ -140,6 +140,10 @@ def _trace(axis: Any, series: dict[str, Table]) -> None:
         table.t, table.rayleigh, color=plots.ORANGE, linewidth=4, alpha=0.5,
         label="Rayleigh quotient θᵀΛθ/θᵀθ",
     )  # fmt: skip
+    axis.fill_between(
+        table.t, table.low.clip(lower=1e-9), table.high, color=plots.BLUE, alpha=0.15, linewidth=0,
+        label="95 % interval: other examples",
+    )  # fmt: skip
     axis.plot(table.t, table.value, color=plots.BLUE, label="exact strength λ̂")
     axis.scatter(
         table.t, table.adam, s=26, facecolors="white", edgecolors=plots.BLUE, zorder=3,

@@ -3,25 +3,23 @@
 import math
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import product
 
-import torch
-from torch import nn
 from torch.nn import functional as F
 
 from tacit import ensembles
-from tacit.ensembles import SGD, Adam, Data, Ensemble, Plan, Run, Stopping
+from tacit.ensembles import Ensemble
 from tacit.experiments import Row, run_units
 from tacit.experiments.elastic_net_check import check as check
 from tacit.experiments.elastic_net_plot import plot as plot
+from tacit.experiments.elastic_net_training import Config, Member, Sweep, draw
 from tacit.experiments.published_fit import Protocol, published_fit, statistics
 from tacit.fitting import Fit, fit
 from tacit.matching import endpoint_equations
 from tacit.objective import Objective
 from tacit.params import Params
-from tacit.regularizers import Regularizer, l2, smooth_l1
+from tacit.regularizers import l2, smooth_l1
 from tacit.validation import penalty, validate
 from tacit.validation.penalised import Penalised
 from tacit.validation.retraining import minimise
@@ -31,16 +29,17 @@ TITLE = "Recovering explicit regularization"
 CAPTION = """
 Networks of one hidden layer were trained with a smoothed L1 penalty λ₁ and a ridge penalty λ₂, six
 values each, on ten data sets. Both strengths are then read off the finished weights, without being
-told. Lines are medians over data sets, bars the middle half; open markers are cells whose fits
-carry a Problem in at least half of the data sets, crosses are medians below zero. (A, B) Exact
-least squares at the last weights, after SGD. What is off there is not the estimator but the point:
-the last weights of a run with a constant step are one noisy draw, and not stationary. (C, D) The
-same runs, from means over the last epoch and its drift: no further training, and the error falls
-about tenfold. (E to H) Median relative error of both by cell. At λ₂ = 10 many networks collapse to
-zero, where the two penalties are one and the same. At λ₁ = 10 the step is too large for the penalty
-(η λ₁/β > 2): the weights jump across its bend at every step, and no single point tells its
-strength. (I, J) How far the published fit, Adam on log λ, stops from the exact answer to the same
-equations.
+told. Lines are medians over data sets; open markers are cells whose fits carry a Problem in at
+least half of the data sets, crosses are medians below zero. (A, B) Exact least squares at the last
+weights, after SGD; bars are the middle half of the data sets. What is off there is not the
+estimator but the point: the last weights of a run with a constant step are one noisy draw, and not
+stationary. (C, D) The same runs, from means over each of the last five epochs and their drift: no
+further training, and the error falls more than tenfold. Bars are 95 % intervals of training as one
+run gives them, from how far its five epochs disagree (median ends over data sets). (E to H) Median
+relative error of both by cell. At λ₂ = 10 many networks collapse to zero, where the two penalties
+are one and the same. At λ₁ = 10 the step is too large for the penalty (η λ₁/β > 2): the weights
+jump across its bend at every step, and no single point tells its strength. (I, J) How far the
+published fit, Adam on log λ, stops from the exact answer to the same equations.
 
 As published: sizes, data, step, batches, patience and the settings of the published fit. Different:
 the text trains with SGD and the authors' code with Adam; the figure shows SGD, the rows have both.
@@ -49,42 +48,6 @@ objective minimised on by L-BFGS from the last weights gives both strengths to f
 median of every cell, so what was missing is the end of training. Retrained rows: the same start and
 batches again, with the true, the estimated and no penalty.
 """.strip()
-
-Cell = tuple[float, float]
-
-
-@dataclass(frozen=True)
-class Config:
-    """Sizes and settings; the defaults are the paper's."""
-
-    strengths: tuple[float, ...] = (1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0)
-    """Values of λ₁ and of λ₂."""
-    seeds: int = 10
-    optimizers: tuple[str, ...] = ("sgd", "adam")
-    beta: float = 1e-3
-    """Smoothing width of the L1 penalty."""
-    inputs: int = 10
-    width: int = 200
-    examples: int = 5000
-    train: int = 4000
-    """Examples of `examples` that are trained on."""
-    rate: float = 1e-3
-    epochs: int = 200
-    batch_size: int = 32
-    patience: int = 15
-    fit_rate: float = 1e-2
-    fit_epochs: int = 1000
-    fit_patience: int = 50
-    shuffles: int = 4
-    """Shuffles of minibatches that the published fit goes through in turn."""
-    polished: tuple[Cell, ...] = ((0.01, 0.1), (0.01, 1), (0.1, 0.1), (0.1, 1), (1, 0.1), (1, 1))
-    polished_per_unit: int = 5
-    """Data sets polished in one unit."""
-    retrained: tuple[tuple[float, float, int], ...] = (
-        (0.1, 0.1, 0), (0.1, 0.1, 1), (0.1, 0.1, 2), (0.001, 1, 0), (0.001, 1, 1), (0.1, 1, 1),
-        (0.1, 1, 2),
-    )  # fmt: skip
-
 
 PAPER = Config()
 QUICK = Config(
@@ -116,78 +79,6 @@ def _work(config: Config) -> dict[str, Callable[[Config, str], Iterator[Row]]]:
         **{f"polished {g[0]} to {g[-1]}": partial(_polished, seeds=g) for g in groups},
         "retrained": _retrained,
     }
-
-
-@dataclass(frozen=True)
-class Member:
-    """One network of the sweep: its penalties and its data set."""
-
-    l1: float
-    l2: float
-    seed: int
-
-
-@dataclass(frozen=True, eq=False)
-class Sweep:
-    """Networks that are trained together."""
-
-    config: Config
-    members: Sequence[Member]
-    device: str
-
-    @property
-    def data(self) -> Data:
-        """Training data of every member."""
-        sets = sorted({m.seed for m in self.members})
-        drawn = [draw(self.config, seed) for seed in sets]
-        return Data(
-            torch.stack([X for X, _ in drawn]).to(self.device),
-            torch.stack([y for _, y in drawn]).to(self.device),
-            [sets.index(m.seed) for m in self.members],
-        )
-
-    @property
-    def start(self) -> Ensemble:
-        """The members as initialised, alike for all penalties of a data set."""
-        size, width = self.config.inputs, self.config.width
-        made = ensembles.initialise(
-            lambda: nn.Sequential(nn.Linear(size, width), nn.ReLU(), nn.Linear(width, 1)),
-            [1000 + m.seed for m in self.members],
-        )
-        return made.to(self.device)
-
-    def train(
-        self,
-        regularizers: Sequence[Regularizer],
-        *,
-        optimizer: str = "sgd",
-        epochs: Sequence[int] | None = None,
-    ) -> Run:
-        """Train all on loss + λ₁ smooth_l1 + λ₂ l2; given epochs are not cut short."""
-        config = self.config
-        plan = Plan(
-            SGD(config.rate) if optimizer == "sgd" else Adam(config.rate),
-            config.epochs if epochs is None else epochs,
-            config.batch_size,
-            Stopping(config.patience) if epochs is None else None,
-            averaged=regularizers[:1],
-        )
-        strengths = ([m.l1 for m in self.members], [m.l2 for m in self.members])
-        return ensembles.train(
-            self.start, F.mse_loss, self.data, plan,
-            seeds=[2000 + m.seed for m in self.members],
-            penalties=dict(zip(regularizers, strengths, strict=True)),
-        )  # fmt: skip
-
-
-def draw(config: Config, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """A data set: inputs, coefficients 5·N(0, 1), noise 0.5, and a random part to train on."""
-    generator = torch.Generator().manual_seed(seed)
-    X = torch.randn(config.examples, config.inputs, generator=generator)
-    coefficients = 5 * torch.randn(config.inputs, generator=generator)
-    y = X @ coefficients + 0.5 * torch.randn(config.examples, generator=generator)
-    chosen = torch.randperm(config.examples, generator=generator)[: config.train]
-    return X[chosen], y[chosen, None]
 
 
 def _sweep(config: Config, device: str, *, optimizer: str) -> Iterator[Row]:
@@ -232,6 +123,12 @@ def _sweep(config: Config, device: str, *, optimizer: str) -> Iterator[Row]:
 def _found(found: Fit) -> Row:
     """What a row keeps of a fit."""
     lasso, ridge = found.strengths.values()
+    ends = found.intervals().get("training", {})
+    limits = {
+        f"{name}_{end}": value
+        for name, own in zip(("l1", "l2"), ends.values(), strict=False)
+        for end, value in zip(("low", "high"), own, strict=True)
+    }
     return {
         "l1_hat": lasso,
         "l2_hat": ridge,
@@ -239,6 +136,7 @@ def _found(found: Fit) -> Row:
         "residual_ratio": found.residual_ratio,
         "condition": found.condition,
         "gradient_norm": found.gradient_norm,
+        **limits,
         "problems": ", ".join(problem.kind for problem in found.problems),
     }
 

@@ -48,7 +48,10 @@ def plot(rows: Table) -> "Figure":
 
 
 def _recovered(axes: Any, rows: Table, own: str, other: str) -> None:
-    """Median and middle half over data sets against the true value, a line a value of the other."""
+    """Median over data sets against the true value, a line a value of the other.
+
+    Bars are one run's interval where it has one (its median ends), else the middle half of all.
+    """
     import matplotlib as mpl
 
     values = sorted(rows[other].unique())
@@ -64,10 +67,11 @@ def _recovered(axes: Any, rows: Table, own: str, other: str) -> None:
         shift = 1.13 ** (i - (len(values) - 1) / 2)
         x, middle = quartiles.index.to_numpy() * shift, quartiles[0.5].to_numpy()
         above = middle > 0
-        axes.vlines(
-            x[above], quartiles[0.25].to_numpy()[above].clip(low),
-            quartiles[0.75].to_numpy()[above], color=colour, lw=1.2,
-        )  # fmt: skip
+        ends = quartiles[[0.25, 0.75]].to_numpy().T
+        if rows.estimate.iloc[0] == "drift":
+            ends = part[[f"{own}_low", f"{own}_high"]].median().to_numpy().T
+        under, over = (end[above].clip(low) for end in ends)
+        axes.vlines(x[above], under, over, color=colour, lw=1.2)
         axes.plot(
             x[above], middle[above], color=colour, lw=0.9, label=f"{NAMES[other]} = {value:g}"
         )

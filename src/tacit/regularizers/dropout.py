@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from tacit import derivatives
+from tacit.directional import by_example
 from tacit.errors import InputError
 from tacit.losses import Loss
 from tacit.objective import Objective
@@ -70,7 +71,7 @@ def explicit_dropout(
     def value(params: Params) -> Tensor:
         return _Value.apply(penalty, tuple(params), *params.values())
 
-    return Regularizer(name, bind, value)
+    return Regularizer(name, bind, value, influence=penalty.influence, objective=objective)
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,8 +93,8 @@ class _Penalty:
         totals = torch.zeros(self.columns, dtype=torch.float64)
         leaves = derivatives.leaves(self.objective.point(params))
 
-        def add(parts: list[Tensor]) -> None:
-            totals.add_(wide(torch.stack(parts).detach()).cpu())
+        def add(parts: list[Tensor], index: int) -> None:
+            totals.add_(wide(torch.stack([part.sum() for part in parts]).detach()).cpu())
 
         weight = self._run(leaves, add, graph=False)
         check_finite({self.name: totals}, what="the value")
@@ -106,9 +107,10 @@ class _Penalty:
         chosen = {n: leaves[n] for n in select(leaves, self.scope, what=f"scope of {self.name}")}
         sums = [zeros(chosen) for _ in combinations]
 
-        def add(parts: list[Tensor]) -> None:
+        def add(parts: list[Tensor], index: int) -> None:
+            summed = [part.sum() for part in parts]
             for total, row in zip(sums, combinations, strict=True):
-                found = _combined_slope(parts, row, list(chosen.values()))
+                found = _combined_slope(summed, row, list(chosen.values()))
                 for held, slope in zip(total.values(), found, strict=True):
                     if slope is not None:
                         held.add_(slope.to(held.device))
@@ -120,8 +122,31 @@ class _Penalty:
             check_finite(total, what=f"the gradient of {self.name}")
         return sums
 
-    def _run(self, leaves: Params, add: Callable[[list[Tensor]], None], *, graph: bool) -> float:
-        """One pass: parts of the sums over examples, one a column, go to `add`; the weight."""
+    @torch.inference_mode(mode=False)
+    def influence(self, params: Params, directions: Sequence[Params]) -> Tensor:
+        """D R_i[v] of every example, direction and column, in float64, whatever examples weigh."""
+        leaves = derivatives.leaves(self.objective.point(params))
+        chosen = set(select(leaves, self.scope, what=f"scope of {self.name}"))
+        kept = [{n: t for n, t in v.items() if n in chosen} for v in directions]
+        found: dict[int, Tensor] = {}
+
+        def add(parts: list[Tensor], index: int) -> None:
+            columns = [by_example(part, leaves, kept) for part in parts]
+            part = torch.stack(columns, dim=2)
+            found[index] = found[index] + part if index in found else part
+
+        self._run(leaves, add, graph=True, weighted=False)
+        return torch.cat(list(found.values()))
+
+    def _run(
+        self,
+        leaves: Params,
+        add: Callable[[list[Tensor], int], None],
+        *,
+        graph: bool,
+        weighted: bool = True,
+    ) -> float:
+        """One pass: R by example (times its weight), one a column, goes to `add`; the weight."""
         weighed = []
 
         def use(model: nn.Module, batch: Any, weights: Tensor | None, index: int) -> None:
@@ -129,12 +154,13 @@ class _Penalty:
                 outputs, target = run(model, batch, uses)
                 # The batch's mean times its size has each example's own Hessian.
                 summed = len(outputs) * self.loss(outputs, target)
-                held = bend(outputs, summed, uses, weights=weights, graph=graph)
+                own = weights if weighted else None
+                held = bend(outputs, summed, uses, weights=own, graph=graph)
                 many = self.samples or (0 if outputs[0].numel() <= FEW else SAMPLES)
                 draws = (signs(held.uses, (self.seed, index, draw)) for draw in range(many))
                 found = sampled(held, self.columns, draws) if many else [exact(held, self.columns)]
                 for parts in found:
-                    add([part / max(many, 1) for part in parts])
+                    add([part / max(many, 1) for part in parts], index)
             weighed.append(len(outputs) if weights is None else float(wide(weights).sum()))
 
         with second_derivatives():

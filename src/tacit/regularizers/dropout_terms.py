@@ -62,7 +62,7 @@ def bend(
 
 
 def exact(batch: Bend, columns: int) -> list[Tensor]:
-    """½ Σ_i Σ_j h_j² [JᵀHJ]_jj of every column, by one backward pass an output for all layers."""
+    """½ Σ_j h_j² [JᵀHJ]_jj by example, one a column: a backward pass an output for all layers."""
     outputs = batch.outputs
     everywhere, rows, bends = range(len(batch.uses)), [], []
     for unit in torch.eye(outputs[0].numel(), dtype=outputs.dtype, device=outputs.device):
@@ -70,16 +70,16 @@ def exact(batch: Bend, columns: int) -> list[Tensor]:
         rows.append(batch.back(force, everywhere, graph=batch.graph))
         bends.append(batch.hessian(force).flatten(1))
     hessian = torch.stack(bends, dim=1)
-    totals = [outputs.new_zeros(()) for _ in range(columns)]
+    totals = [outputs.new_zeros(len(outputs)) for _ in range(columns)]
     for place, (layer, entered) in enumerate(batch.uses):
         scaled = torch.stack([(row[place] * entered).flatten(1) for row in rows], dim=1)
-        part = (hessian * (scaled @ scaled.mT)).sum() / 2
+        part = (hessian * (scaled @ scaled.mT)).flatten(1).sum(1) / 2
         totals[layer.column] = totals[layer.column] + part
     return totals
 
 
 def sampled(batch: Bend, columns: int, draws: Iterable[Sequence[Tensor]]) -> Iterator[list[Tensor]]:
-    """½ Σ_i tᵀHt with t = J(h∘u), the same on average over signs u: one for every draw of them.
+    """½ tᵀHt by example, t = J(h∘u), the same on average over signs u: one for every draw of them.
 
     Layers of one column share t: their cross terms vanish on average.
     """
@@ -101,16 +101,17 @@ def _along(
 ) -> Tensor:
     """½ tᵀHt for t = Σ J·along over some uses, with its gradient where that is wanted."""
     if not own:
-        return batch.outputs.new_zeros(())
+        return batch.outputs.new_zeros(len(batch.outputs))
     # Jᵀ·dummy is linear in dummy, and its derivative along a direction is J times the direction.
     (t,) = torch.autograd.grad(pulled, dummy, [a.detach() for a in along], retain_graph=True)
     force = batch.hessian(t)
-    total = (t * force).sum() / 2
+    total = (t * force).flatten(1).sum(1) / 2
     if batch.graph:
         # ∇ ½ tᵀHt = (Ht)·∇t + ½ t·(∇H)t. The first by Jᵀ(Ht) with Ht held, so that t needs no
         # graph, which would be one of third derivatives.
         back = batch.back(force.detach(), own, graph=True)
-        first = torch.stack([(b * a).sum() for b, a in zip(back, along, strict=True)]).sum()
+        parts = [(b * a).flatten(1).sum(1) for b, a in zip(back, along, strict=True)]
+        first = torch.stack(parts).sum(0)
         total = total + first - first.detach()
     return total
 

@@ -3,13 +3,16 @@
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from tacit.errors import InputError
 from tacit.params import Params, Scope, select, wide
+
+if TYPE_CHECKING:
+    from tacit.objective import Objective
 
 Kind = Literal["", "l2", "smooth_l1", "diagonal", "symmetric"]
 
@@ -54,6 +57,10 @@ class Regularizer:
         separable: R is a sum over tensors, so that it can be split by layer.
         kind: what diagnoses and `Fit.matrix()` must know of it; a name can be chosen freely.
         entry: the function of one entry, where R is its sum over entries.
+        influence: of a penalty that is read from data, influence(params, directions): how much each
+            example moves ⟨∇R_j, v⟩ for every direction v, up to the mean over examples, of shape
+            (examples, directions, columns).
+        objective: the data that it is read from.
     """
 
     name: str
@@ -62,6 +69,8 @@ class Regularizer:
     separable: bool = False
     kind: Kind = ""
     entry: Entry | None = field(default=None, repr=False)
+    influence: Callable[[Params, Sequence[Params]], Tensor] | None = field(default=None, repr=False)
+    objective: "Objective | None" = field(default=None, repr=False)
 
     def gradient(self, params: Params, names: Iterable[str] | None = None) -> dict[str, Params]:
         """Every column as a dictionary of whole tensors, restricted to the named ones.

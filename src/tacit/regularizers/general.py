@@ -1,6 +1,6 @@
 """Any differentiable penalty, and the squared gradient norm of an objective."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -19,7 +19,8 @@ def regularizer(
     """A penalty from any differentiable scalar function of the parameters.
 
     Autograd takes its gradient, at the cost of one parameter-sized vector. Parameters out of scope
-    are held constant.
+    are held constant. Whether the function reads data cannot be known: `score_examples` holds its
+    column fixed.
 
     >>> params = {"w": torch.tensor([3.0, 4.0])}
     >>> regularizer("norm", lambda params: params["w"].norm()).gradient(params)
@@ -84,7 +85,24 @@ def gradient_norm(
         tensors = tuple(params.values())
         return _GradientNorm.apply(objective, slope, tuple(params), *tensors).reshape(1)
 
-    return Regularizer(name, lambda params: _held(name, slope(params)), value)
+    def influence(params: Params, directions: Sequence[Params]) -> Tensor:
+        # ∇R = 2Hg moves by 2(H_i − H)g + 2H(g_i − g) with example i.
+        chosen = set(select(params, scope, what=f"scope of {name}"))
+        kept = [{n: t for n, t in v.items() if n in chosen} for v in directions]
+        turned = [
+            objective.hvp({n: v.get(n, torch.zeros_like(p)) for n, p in params.items()}, params)
+            for v in kept
+        ]
+        bends = objective.along(kept, params, base=objective.gradient(params)).values
+        return 2 * (bends + objective.along(turned, params).values).unsqueeze(2)
+
+    return Regularizer(
+        name,
+        lambda params: _held(name, slope(params)),
+        value,
+        influence=influence,
+        objective=objective,
+    )
 
 
 class _GradientNorm(torch.autograd.Function):

@@ -1,0 +1,1 @@
+"""Error bars, each with the kind of chance that it is about."""

@@ -12,11 +12,11 @@ from tacit.errors import InputError
 
 Kind = Literal["sampling", "draws", "training", "steps", "layers"]
 KINDS: dict[str, str] = {
-    "sampling": "which examples",
-    "draws": "which random draws of the technique",
+    "sampling": "which examples were looked at",
+    "draws": "the technique's random draws",
     "training": "the noise of training",
-    "steps": "which steps",
-    "layers": "which layers: do they agree?",
+    "steps": "which steps were seen",
+    "layers": "which layers are looked at",
 }
 """The kinds of chance, the most telling first."""
 MEASURED: dict[str, str] = {}

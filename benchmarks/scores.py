@@ -1,0 +1,124 @@
+"""`score_examples` against one forward pass over the same data, and its bootstrap, in time."""
+
+from dataclasses import replace
+from statistics import median
+
+import torch
+from table import Row
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from workload import classes, mlp, seconds
+
+import tacit
+from tacit.uncertainty.scores import Scores, score_examples
+
+BOUND = 12.0
+"""3(k + 1) forward passes for k = 3 strengths: theirs, and one for the noise of the target."""
+BOOTSTRAP = 1.0
+"""Seconds for 2,000 replicates of 10,000 examples."""
+SINGLE = 256
+"""Examples whose whole gradients are taken, for a time that is scaled up to all."""
+TOKENS, WIDTH, VOCABULARY = 32, 128, 100
+
+
+class Transformer(nn.Module):
+    """Two encoder layers of width 128 over 32 tokens, averaged into ten classes."""
+
+    def __init__(self):
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(
+            WIDTH, 4, 4 * WIDTH, dropout=0.0, batch_first=True, norm_first=True
+        )
+        self.embed = nn.Embedding(VOCABULARY, WIDTH)
+        self.encode = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.out = nn.Linear(WIDTH, 10)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Logits of the ten classes."""
+        return self.out(self.encode(self.embed(tokens)).mean(1))
+
+
+def candidates() -> list[tacit.Regularizer]:
+    """Three strengths."""
+    return [tacit.l2(), tacit.smooth_l1(1e-3), tacit.group_l2(scope="*.weight")]
+
+
+def measure(*, quick: bool) -> list[Row]:
+    """Ratios of median times, the kinds taking turns in one run, then the bootstrap."""
+    generator = torch.Generator().manual_seed(0)
+    count = 256 if quick else 1024
+    tokens = torch.randint(VOCABULARY, (count, TOKENS), generator=generator)
+    targets = torch.randint(10, (count,), generator=generator)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        transformer = Transformer().eval()
+    images = classes(500 if quick else 20_000)
+    rows, scores = _ratio("MLP", mlp(), images, 1024, quick=quick)
+    more, _ = _ratio("transformer", transformer, (tokens, targets), 64, quick=quick)
+    return [*rows, *more, *_bootstraps(scores, quick=quick)]
+
+
+def _ratio(
+    label: str, model: nn.Module, data: tuple[Tensor, Tensor], batch: int, *, quick: bool
+) -> tuple[list[Row], Scores]:
+    objective = tacit.Objective(model, F.cross_entropy, data, batch_size=batch)
+    found = tacit.fit(tacit.endpoint_equations(objective, candidates()))
+    plain: list[float] = []
+    scored: list[float] = []
+    for _ in range(1 if quick else 7):
+        plain.append(seconds(lambda: forward_pass(model, data, batch)))
+        scored.append(seconds(lambda: score_examples(found, objective, candidates())))
+    few = (data[0][:SINGLE], data[1][:SINGLE])
+    single_gradients(model, few)  # the first call sets torch.func up
+    single = seconds(lambda: single_gradients(model, few)) * len(data[0]) / len(few[0])
+    ratio = median(scored) / median(plain)
+    rows = [
+        Row(
+            f"score_examples of 3 strengths, {label} / one forward pass",
+            f"{ratio:.1f}× ({median(scored):.2f} s over {median(plain):.3f} s)",
+            value=ratio,
+            bound=BOUND,
+        ),
+        Row(
+            f"  per-example gradients by vmap, {label} / one forward pass",
+            f"{single / median(plain):.1f}× ({len(data[0]):,} examples, batches of {batch})",
+        ),
+    ]
+    return rows, score_examples(found, objective, candidates())
+
+
+def forward_pass(model: nn.Module, data: tuple[Tensor, Tensor], batch: int) -> float:
+    """The mean loss, as an evaluation loop takes it."""
+    total = 0.0
+    with torch.no_grad():
+        for x, y in zip(*(part.split(batch) for part in data), strict=True):
+            total += float(F.cross_entropy(model(x), y)) * len(x)
+    return total / len(data[0])
+
+
+def single_gradients(model: nn.Module, data: tuple[Tensor, Tensor]) -> None:
+    """Every example's gradient, a few at a time because each is as large as the model."""
+    params = {n: p.detach() for n, p in model.named_parameters()}
+
+    def loss(params: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(functional_call(model, params, (x[None],)), y[None])
+
+    each = vmap(grad(loss), in_dims=(None, 0, 0))
+    with sdpa_kernel(SDPBackend.MATH):  # fused attention has no batching rule
+        for x, y in zip(*(part.split(64) for part in data), strict=True):
+            each(params, x, y)
+
+
+def _bootstraps(scores: Scores, *, quick: bool) -> list[Row]:
+    rows = []
+    for count, bound in ((10_000, BOOTSTRAP), (60_000, None)):
+        size = count // 10 if quick else count
+        generator = torch.Generator().manual_seed(0)
+        values = torch.randn(size, 3, generator=generator, dtype=torch.float64)
+        large = replace(scores, values=values)
+        took = min(seconds(large.bootstrap) for _ in range(1 if quick else 3))
+        label = f"bootstrap, 2,000 replicates of {size:,} examples"
+        rows.append(Row(label, f"{took:.2f} s", value=took, bound=bound))
+    return rows

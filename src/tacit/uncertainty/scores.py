@@ -1,0 +1,309 @@
+"""Standard errors for which examples were looked at, from one pass over them."""
+
+from collections.abc import Hashable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from tacit.assembly import Bound, Candidates, check_candidates
+from tacit.directional import Along
+from tacit.errors import InputError
+from tacit.objective import Objective
+from tacit.params import Params, Scope, select, shorten
+from tacit.probes import coarsest
+from tacit.regularizers import Regularizer
+from tacit.solving import System
+from tacit.uncertainty.design import Drift, check_order, design_scores
+from tacit.uncertainty.directions import Directions, known_force, signs
+from tacit.uncertainty.sampling import Scores, covariance_of_mean
+
+if TYPE_CHECKING:
+    from tacit.fitting import Fit
+
+__all__ = ["Directions", "Scores", "score_examples"]
+
+SEED = 0
+"""Of the random signs that the noise of the whole target is estimated along."""
+PROBES, SMALL = 8, 2**17
+"""Directions of such signs at most, and the entries in them: in large models one is enough."""
+
+
+class Solved(NamedTuple):
+    """A fit as a linear function of its target."""
+
+    names: tuple[str, ...]
+    strengths: Tensor
+    free: Tensor
+    """Which strengths could move: not those that λ ≥ 0 holds at zero."""
+    inverse: Tensor
+    """(ΦᵀΦ)⁻¹ over the free strengths, zero elsewhere."""
+    design: Tensor
+    """The triangular factor of Φ."""
+    inflation: Tensor
+    determined: bool
+    """Whether the free columns have full rank."""
+    condition: float
+    square: float
+    """‖target‖²."""
+
+
+def score_examples(  # noqa: PLR0913 # the fit and what wrote it, then keyword options
+    found: "Fit",
+    objective: Objective,
+    regularizers: Regularizer | Sequence[Regularizer],
+    *,
+    params: Mapping[str, Tensor] | None = None,
+    known: Mapping[Regularizer, float] | None = None,
+    rows: Scope = None,
+    plain: Objective | None = None,
+    population: int | None = None,
+    clusters: Sequence[Hashable] | Tensor | None = None,
+) -> Scores:
+    """How much each example moves every strength, and what follows: standard errors, a bootstrap.
+
+    λ̂ = (ΦᵀΦ)⁻¹Φᵀb is linear in the mean of the examples' gradients, so the influence of example
+    i is minus the derivative of its loss along the columns of Φ(ΦᵀΦ)⁻¹: one pass for all, at
+    the cost of some four forward passes and two or three more a strength. Pass what the fit was
+    written with.
+
+    The columns of `gradient_norm` and `explicit_dropout` are means over examples as well; where
+    they read the same data their influence is included, at a few more passes. What a `regularizer`
+    of your own reads cannot be known: its columns are held fixed.
+
+    Args:
+        found: a fit of endpoint or difference equations at one point.
+        objective: what the equations were written from; the technique, for difference equations.
+        regularizers: the same candidates, in the same order.
+        params: the same point.
+        known: the same known penalties.
+        rows: the same rows.
+        plain: the objective without the technique, for difference equations; its examples are
+            the technique's, in the same order.
+        population: how many examples these were drawn from, at random without replacement; by
+            default there is no end of them.
+        clusters: a label an example, where examples of one label (one patient, one document) are
+            not independent of each other.
+    """
+    solved = _solved(found, objective, plain)
+    candidates = check_candidates(regularizers, known)
+    point = objective.point(params)
+    chosen = select(point, rows, what="rows")
+    bound = candidates.bind(point)
+    probes = [signs(point, bound, chosen, seed=SEED)]
+    used = sum(int(t.count_nonzero()) for t in probes[0].values())
+    _check_same(found, objective, candidates, bound, used)
+    more = range(1, min(PROBES, SMALL // used))
+    probes += [signs(point, bound, chosen, seed=SEED + PROBES * i) for i in more]
+    directions = Directions(point, bound, chosen, solved.inverse[:, solved.free])
+    taken = _target(found, objective, plain, _Joined(directions, probes), point)
+    _check_units(taken, population)
+    labels = _numbered(clusters, len(taken.values))
+    offset, centred = _centred(taken)
+    values = torch.zeros(len(centred), len(solved.free), dtype=torch.float64)
+    count = len(directions)
+    values[:, solved.free] = centred[:, :count]
+    spread = covariance_of_mean(values, taken.weights, labels)
+    noise = covariance_of_mean(centred[:, count:], taken.weights, labels)
+    total = float(noise.diagonal().mean())
+    _check_strengths(solved, offset[:count] - known_force(point, bound, directions), values, point)
+    drift = Drift(objective, plain, point, chosen, candidates, bound)
+    moved, notes = design_scores(drift, directions, solved, taken.weights)
+    values[:, solved.free] += moved
+    along = torch.linalg.eigvalsh(solved.design @ spread @ solved.design.T)[-1]
+    return Scores(
+        names=tuple(found.strengths),
+        strengths=dict(found.strengths),
+        values=values,
+        weights=taken.weights,
+        population=population,
+        clusters=labels,
+        trace=total * len(values),
+        correlation=max(1.0, float(along) / (total / used)) if total else 1.0,
+        square=solved.square,
+        rows=used,
+        free=solved.free,
+        inflation=solved.inflation,
+        notes=notes,
+    )
+
+
+class _Joined(Sequence[Params]):
+    """Directions made on demand, and some that are held."""
+
+    def __init__(self, directions: Sequence[Params], held: Sequence[Params]):
+        self.directions, self.held = directions, held
+
+    def __len__(self) -> int:
+        return len(self.directions) + len(self.held)
+
+    def __getitem__(self, index: Any) -> Any:
+        made = len(self.directions)
+        return self.directions[index] if index < made else self.held[index - made]
+
+
+def _solved(found: "Fit", objective: Objective, plain: Objective | None) -> Solved:
+    """The fit as a linear function of its target; refused where it is not one of one point."""
+    from tacit.fitting import Fit  # which itself reads error bars
+
+    if not isinstance(found, Fit):
+        raise InputError(f"found is a {type(found).__name__}: pass what tacit.fit returned.")
+    for given in (objective, plain):
+        if not isinstance(given, Objective) and (given is not None or given is objective):
+            raise InputError(
+                f"an objective is a {type(given).__name__}: pass tacit.Objective(model, loss, "
+                "data)."
+            )
+    modes = [source.mode for source in found.sources]
+    if len(modes) > 1 or modes[0] not in ("endpoint", "difference"):
+        kind = f"{len(modes)} stacked sources" if len(modes) > 1 else f"{modes[0]} equations"
+        raise InputError(
+            f"the fit is of {kind}: the influence of an example is for one point, at fixed "
+            "weights. Score each endpoint's own fit; steps and stacked points have error bars of "
+            "their own, from how they differ."
+        )
+    if (modes[0] == "difference") is (plain is None):
+        raise InputError(
+            f"the fit is of {modes[0]} equations and plain is {'not ' * (plain is None)}given: "
+            "pass the technique as the objective and plain= for difference equations, and no "
+            "plain= for endpoint equations."
+        )
+    count = len(found.equations.names)
+    factor = found.equations.factor()
+    strengths = torch.tensor(list(found.strengths.values()), dtype=torch.float64)
+    free = strengths > 0 if found.nonnegative else torch.ones(count, dtype=torch.bool)
+    if not free.any():
+        raise InputError(
+            "λ ≥ 0 holds all strengths of this fit at zero, so that no example moves one: score "
+            "the free fit, found.unconstrained."
+        )
+    whole, system = factor[:, :count], System(factor[:, :count][:, free])
+    inflation = torch.ones(count, dtype=torch.float64)
+    inflation[free] = system.inflation
+    inverse = torch.zeros(count, count, dtype=torch.float64)
+    # Solving twice keeps the condition of the factor, which (ΦᵀΦ)⁻¹ formed at once squares.
+    half = system.solve(torch.eye(len(factor), dtype=torch.float64))
+    inverse[free.nonzero(), free.nonzero().T] = system.solve(half.T)
+    square = float(factor[:, count:].mean(1).square().sum())
+    full = system.rank == int(free.sum())
+    names = tuple(found.strengths)
+    return Solved(names, strengths, free, inverse, whole, inflation, full, found.condition, square)
+
+
+def _check_same(
+    found: "Fit", objective: Objective, candidates: Candidates, bound: Bound, used: int
+) -> None:
+    """Refuse regularizers, data or options other than those of the equations."""
+    names, source = bound.columns.names, found.sources[0]
+    if names != tuple(found.strengths):
+        raise InputError(
+            f"the fit has the strengths {shorten(found.strengths)}, and the regularizers given "
+            f"have {shorten(names)}: pass the ones that the equations were written with."
+        )
+    given = {r.name: float(strength) for r, strength in candidates.known.items()}
+    if given != source.known:
+        raise InputError(
+            f"known is {given or 'nothing'}, and the equations were written with "
+            f"{source.known or 'nothing'}: pass the same."
+        )
+    if used != found.rows:
+        raise InputError(
+            f"there are {used} rows here and {found.rows} in the fit: pass the params= and rows= "
+            "that the equations were written with."
+        )
+    if objective.count != source.examples:
+        raise InputError(
+            f"the objective has {objective.count} examples and the fit {source.examples}: pass the "
+            "objective that the equations were written from."
+        )
+
+
+def _target(
+    found: "Fit",
+    objective: Objective,
+    plain: Objective | None,
+    directions: Sequence[Params],
+    params: Params,
+) -> Along:
+    """⟨target_i, v_j⟩ of every example, before known penalties are taken off."""
+    for given in (objective, plain) if plain is not None else ():
+        check_order(given)
+    own = _mean_over_groups(objective, directions, params, found.equations.targets)
+    if plain is None:
+        return Along(-own.values, own.weights)
+    other = _mean_over_groups(plain, directions, params, found.equations.targets)
+    if own.values.shape != other.values.shape:
+        raise InputError(
+            f"the technique has {len(own.values)} examples and plain {len(other.values)}: their "
+            "difference by example needs the same examples in the same order."
+        )
+    a, b = own.weights, other.weights
+    if (a is None) is not (b is None) or (a is not None and b is not None and not a.equal(b)):
+        raise InputError("the technique and plain weigh examples differently: pass equal weights.")
+    return Along(own.values - other.values, own.weights)
+
+
+def _mean_over_groups(
+    objective: Objective, directions: Sequence[Params], params: Params, groups: int
+) -> Along:
+    """The mean over groups of draws, each with equal weight, as in the target."""
+    if not objective.training:
+        return objective.along(directions, params)
+    size = 2 if objective.paired else 1
+    draws = [[d for d in range(objective.draws) if d // size % groups == g] for g in range(groups)]
+    if len({len(group) for group in draws}) == 1:
+        return objective.along(directions, params)
+    parts = [objective.along(directions, params, draws=group) for group in draws]
+    return Along(torch.stack([part.values for part in parts]).mean(0), parts[0].weights)
+
+
+def _centred(taken: Along) -> tuple[Tensor, Tensor]:
+    """The (weighted) mean over examples, and the deviations from it."""
+    if taken.weights is None:
+        mean = taken.values.mean(0)
+    else:
+        mean = taken.weights @ taken.values / taken.weights.sum()
+    return mean, taken.values - mean
+
+
+def _check_strengths(solved: Solved, again: Tensor, values: Tensor, params: Params) -> None:
+    """Refuse where the derivatives' mean does not give the strengths of the fit."""
+    eps = torch.finfo(coarsest(*params.values())).eps
+    slack = max(eps**0.5, min(1.0, 100 * eps * solved.condition))
+    sizes = values[:, solved.free].square().mean(0).sqrt() + solved.strengths[solved.free].abs()
+    apart = (again - solved.strengths[solved.free]).abs()
+    if (apart > slack * sizes).any():
+        worst = int((apart / sizes.clamp_min(torch.finfo(torch.float64).tiny)).argmax())
+        name = solved.names[int(solved.free.nonzero()[worst])]
+        raise InputError(
+            f"scored anew, the strength of {name!r} is {float(again[worst]):.6g}, and the fit has "
+            f"{float(solved.strengths[solved.free][worst]):.6g}: pass the objective, params=, "
+            "known= and rows= that the equations were written with, on data that has not changed. "
+            "A loss that reads the parameters itself cannot be scored by example."
+        )
+
+
+def _check_units(taken: Along, population: int | None) -> None:
+    count = len(taken.values)
+    if count < 2:
+        raise InputError("one example has no spread to estimate an error from: score more.")
+    if population is None:
+        return
+    if isinstance(population, bool) or not isinstance(population, int) or population < count:
+        raise InputError(
+            f"population is {population!r} for {count} examples: pass the whole number of examples "
+            "that these were drawn from, or None where there is no end of them."
+        )
+
+
+def _numbered(clusters: Sequence[Hashable] | Tensor | None, count: int) -> Tensor | None:
+    """Clusters as numbers from 0, in the order of their first example."""
+    if clusters is None:
+        return None
+    labels = clusters.tolist() if isinstance(clusters, Tensor) else list(clusters)
+    if len(labels) != count:
+        raise InputError(f"clusters has {len(labels)} labels for {count} examples: pass one each.")
+    numbers = {label: i for i, label in enumerate(dict.fromkeys(labels))}
+    if len(numbers) < 2:
+        raise InputError("all examples are in one cluster: an error needs two or more to differ.")
+    return torch.tensor([numbers[label] for label in labels])
