@@ -7,6 +7,7 @@ import sys
 import memory
 import passes
 import published
+import scores
 import sweep
 import torch
 from table import render
@@ -28,7 +29,7 @@ def main() -> int:
     if quick:
         print(QUICK_NOTE)
     print(flush=True)
-    modules = (passes, sweep, published, memory)
+    modules = (passes, scores, sweep, published, memory)
     rows = [row for module in modules for row in module.measure(quick=quick)]
     print(render(rows, enforced=not quick))
     missed = 0 if quick else sum(not row.held for row in rows)

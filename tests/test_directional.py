@@ -174,6 +174,36 @@ def test_it_agrees_with_gradients_of_single_examples(name):
     )
 
 
+@pytest.mark.parametrize("name", ["mlp", "attention", "no double backward", "silently none"])
+def test_a_signed_sum_of_gradients_comes_along(name):
+    """Along any direction it is the signed sum of what single examples have, by either route."""
+    model, loss, data = CASES[name]()
+    objective = Objective(model, loss, data, batch_size=7)
+    directions = directions_for(objective.params)
+    signs = torch.randn(objective.count, generator=torch.Generator().manual_seed(3)).double()
+    found = objective.along(directions, signs=signs)
+    assert found.mixed is not None
+    along = [sum(float((g * v[n]).sum()) for n, g in found.mixed.items()) for v in directions]
+    expected = signs @ naive(model, loss, data, directions)
+    assert along == pytest.approx(expected.tolist(), rel=1e-9)
+    torch.testing.assert_close(found.values, objective.along(directions).values)
+    assert objective.along(directions).mixed is None
+
+
+def test_a_signed_sum_averages_draws_and_counts_weights():
+    X, y = random_data(4, count=20)
+    weights = torch.rand(20, generator=torch.Generator().manual_seed(4)).double() + 0.1
+    signs = torch.where(torch.arange(20) % 3 == 0, 1.0, -1.0).double()
+    model = nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.Dropout(0.3), nn.Linear(6, 1)).double()
+    options = {"weights": weights, "training": True, "draws": 3, "batch_size": 6}
+    objective = Objective(model, F.mse_loss, (X, y), **options)
+    directions = directions_for(objective.params, count=1)
+    found = objective.along(directions, signs=signs)
+    assert found.mixed is not None
+    along = sum(float((g * directions[0][n]).sum()) for n, g in found.mixed.items())
+    assert along == pytest.approx(float((signs * weights) @ found.values[:, 0]), rel=1e-9)
+
+
 def test_weights_batches_loaders_and_units_do_not_change_it():
     model, data = tanh_mlp(0, (5, 8, 2)), random_data(3, outputs=2)
     plain = Objective(model, F.mse_loss, data)

@@ -109,9 +109,12 @@ def test_covariance_is_that_of_dense_gradients():
     assert 0.5 < scores.trace / float(cov.trace()) < 2
 
 
-def test_the_trace_is_right_on_average_over_signs(monkeypatch):
+@pytest.mark.parametrize("small", [2**16, 0])
+def test_the_trace_is_right_on_average_over_signs(monkeypatch, small):
+    """Along a few directions in small models; in large ones from a signed sum of gradients."""
     from tacit.uncertainty import scores as module
 
+    monkeypatch.setattr(module, "SMALL", small)
     model, data = tanh_mlp(2), random_data(2, count=50)
     objective, found = Objective(model, F.mse_loss, data), []
     fitted = endpoint(objective, [tacit.l2()])

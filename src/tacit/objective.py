@@ -159,13 +159,15 @@ class Objective:
         *,
         draws: Sequence[int] | None = None,
         base: Params | None = None,
+        signs: Tensor | None = None,
     ) -> directional.Along:
         """D ℓ_i(θ)[v_j] of every unit i, direction j; with a base D²ℓ_i[v_j, base].
 
         One pass, in the order of the data. A direction is zero at the names that it leaves out.
+        With a sign for every unit, Σ s_i ∇ℓ_i comes along at no cost.
         """
-        start = self.point(params), self._first
-        found = directional.along(self._stream, *start, directions, draws=draws, base=base)
+        start, options = (self.point(params), self._first), {"base": base, "signs": signs}
+        found = directional.along(self._stream, *start, directions, draws=draws, **options)
         check_count(len(found.values), self._count)
         return found
 

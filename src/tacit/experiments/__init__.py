@@ -29,6 +29,7 @@ MODULES = {
     "long-horizon": "long_horizon",
     "dropout": "dropout",
     "coverage": "coverage",
+    "training-coverage": "training_coverage",
 }
 
 Row = dict[str, Any]

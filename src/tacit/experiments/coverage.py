@@ -4,19 +4,13 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from functools import partial
 
-from torch.nn import functional as F
-
-from tacit import ensembles
 from tacit.experiments import Row, run_units
 from tacit.experiments import coverage_problems as problems
 from tacit.experiments.coverage_check import check as check
 from tacit.experiments.coverage_plot import plot as plot
 from tacit.experiments.coverage_problems import Problem
-from tacit.experiments.elastic_net_training import Config as Networks
-from tacit.experiments.elastic_net_training import Member, Sweep
 from tacit.fitting import Fit
 from tacit.progress import track
-from tacit.regularizers import l2, smooth_l1
 from tacit.uncertainty.naive import naive_errors
 
 TITLE = "Do the error bars hold what they promise?"
@@ -26,17 +20,13 @@ Nominal 95 % intervals against values that are known. Dots say how often an inte
 with the 95 % range of such a count; crosses say the same of ordinary least-squares errors, which
 take every parameter's equation for an independent observation. Each kind of error bar is put to the
 chance that it names. Sampling: random parts of a fixed training set at fixed weights, and the value
-is the strength on the whole set; one candidate depends on the data itself. Draws: masks or noise at
-fixed weights, and the value is their mean over all of them. Training: elastic nets trained anew
-from other data, starts and batches; an interval comes from the last five epochs of one run, and the
-value is the strength that was applied. Steps: SGD with weight decay. Layers: layers that each have
-a strength of their own, and the value is their mean.
+is the strength on the whole set. Draws: masks or noise at fixed weights, and the value is their
+mean over all of them. Steps: SGD with weight decay. Layers: layers that each have a strength of
+their own, and the value is their mean. The moving design has a candidate, ‖∇L‖², that depends on
+the examples itself: its column is noisy too, which error bars follow to first order only.
 
-Not in the paper. The training intervals allow for an error that all epochs of a run share (what the
-batches of an epoch do to its own mean does not average out); its size was chosen on other seeds.
+Not in the paper. Error bars of training are in a figure of their own.
 """.strip()
-
-Cell = tuple[float, float]
 
 
 @dataclass(frozen=True)
@@ -54,13 +44,6 @@ class Config:
     steps: int = 60
     step_replicates: int = 500
     layers: int = 12
-    networks: int = 500
-    """Elastic nets of each cell."""
-    epochs: int = 200
-    kept: int = 5
-    cells: tuple[Cell, ...] = tuple(
-        (a, b) for a in (1e-3, 1e-2, 0.1, 1.0) for b in (1e-3, 1e-2, 0.1, 1.0) if max(a, b) >= 0.1
-    )
 
 
 PAPER = Config()
@@ -71,9 +54,6 @@ QUICK = Config(
     many=512,
     steps=40,
     step_replicates=20,
-    networks=3,
-    epochs=30,
-    cells=((0.1, 1.0), (1.0, 0.1), (1.0, 1.0)),
 )
 
 
@@ -91,6 +71,7 @@ def run(config: Config, *, finished: Collection[str] = (), device: str = "cpu") 
 def _work(config: Config) -> dict[str, Callable[[Config, str], Iterator[Row]]]:
     made: dict[str, Callable[[], Problem]] = {
         "sampling: regression": lambda: problems.regression(config.examples, config.part),
+        "sampling: moving design": lambda: problems.moving(config.examples, config.part),
         "sampling: digits": lambda: problems.digits(config.examples, config.part),
         "sampling: transformer": lambda: problems.transformer(config.examples, config.part),
         "draws: dropout": lambda: problems.dropout(config.draws),
@@ -98,10 +79,7 @@ def _work(config: Config) -> dict[str, Callable[[Config, str], Iterator[Row]]]:
         "steps": lambda: problems.steps(config.steps),
         "layers": lambda: problems.layers(config.layers),
     }
-    return {
-        "training": _training,
-        **{unit: partial(_replicates, unit=unit, make=make) for unit, make in made.items()},
-    }
+    return {unit: partial(_replicates, unit=unit, make=make) for unit, make in made.items()}
 
 
 def _replicates(
@@ -114,10 +92,10 @@ def _replicates(
         seed = config.first + number
         found, truth = problem.replicate(seed)
         own = {"kind": problem.kind, "problem": problem.label, "replicate": seed}
-        yield from _rows(own, found, truth)
+        yield from rows(own, found, truth)
 
 
-def _rows(own: Row, found: Fit, truth: dict[str, float]) -> Iterator[Row]:
+def rows(own: Row, found: Fit, truth: dict[str, float]) -> Iterator[Row]:
     """One row a strength: its interval of this kind, and the naive one."""
     kind = str(own["kind"])
     naive = naive_errors(found.equations)
@@ -131,18 +109,3 @@ def _rows(own: Row, found: Fit, truth: dict[str, float]) -> Iterator[Row]:
             "high": high,
             "naive_error": naive[name],
         }
-
-
-def _training(config: Config, device: str) -> Iterator[Row]:
-    """Elastic nets as in `elastic-net`, on data sets of their own."""
-    paper = Networks(epochs=config.epochs, kept=config.kept)
-    seeds = range(config.first, config.first + config.networks)
-    members = [Member(*cell, seed) for cell in config.cells for seed in seeds]
-    sweep = Sweep(paper, members, device)
-    regularizers = [smooth_l1(paper.beta), l2()]
-    trained = sweep.train(regularizers)
-    every = ensembles.epoch_equations(trained, F.mse_loss, sweep.data, regularizers)
-    for member, found in zip(members, ensembles.fits(every), strict=True):
-        label = f"elastic net, λ₁ = {member.l1:g}, λ₂ = {member.l2:g}"
-        own = {"kind": "training", "problem": label, "replicate": member.seed}
-        yield from _rows(own, found, {"smooth_l1": member.l1, "l2": member.l2})

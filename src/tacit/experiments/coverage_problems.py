@@ -50,17 +50,34 @@ class Attentive(nn.Module):
 
 
 def regression(size: int, part: int) -> Problem:
-    """Parts of a training set; one candidate, ‖∇L‖², depends on the examples itself."""
-    generator = torch.Generator().manual_seed(31)
-    X = torch.randn(size, 10, generator=generator).double()
-    y = X[:, :1] * X[:, 1:2] + X.sum(1, keepdim=True)
-    y = y + torch.randn(size, 1, generator=generator)
-    model = _made(41, lambda: _sequential(10, 30, 1))
+    """Parts of a training set, for a small network."""
+
+    def candidates(_: Objective) -> list[Regularizer]:
+        return [l2(), smooth_l1(0.1)]
+
+    model, data = _made(41, lambda: _sequential(10, 30, 1)), _products(size)
+    return _parts("regression, 361 weights", model, F.mse_loss, data, candidates, part)
+
+
+def moving(size: int, part: int) -> Problem:
+    """The same with a candidate, ‖∇L‖², that depends on the examples itself; early in training.
+
+    Later ∇L is mostly noise in a part of the data, and its Hessian product with it.
+    """
 
     def candidates(objective: Objective) -> list[Regularizer]:
         return [l2(), gradient_norm(objective)]
 
-    return _parts("regression, 361 weights", model, F.mse_loss, (X, y), candidates, part)
+    model, data = _made(41, lambda: _sequential(10, 30, 1)), _products(size)
+    label = "moving design, 361 weights"
+    return _parts(label, model, F.mse_loss, data, candidates, part, steps=20)
+
+
+def _products(size: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(31)
+    X = torch.randn(size, 10, generator=generator).double()
+    y = X[:, :1] * X[:, 1:2] + X.sum(1, keepdim=True)
+    return X, y + torch.randn(size, 1, generator=generator)
 
 
 def digits(size: int, part: int) -> Problem:
@@ -112,8 +129,9 @@ def _parts(
     data: tuple[Tensor, Tensor],
     candidates: Callable[[Objective], list[Regularizer]],
     part: int,
+    steps: int = 100,
 ) -> Problem:
-    _train(model, loss, data)
+    _train(model, loss, data, steps)
     whole = Objective(model, loss, data)
     truth = fit(endpoint_equations(whole, candidates(whole))).strengths
 
@@ -129,10 +147,15 @@ def _parts(
     return Problem("sampling", label, replicate)
 
 
-def _train(model: nn.Module, loss: Callable[[Any, Any], Tensor], data: tuple[Tensor, ...]) -> None:
-    """A hundred steps of Adam on the whole set, with weight decay in the loss."""
+def _train(
+    model: nn.Module,
+    loss: Callable[[Any, Any], Tensor],
+    data: tuple[Tensor, ...],
+    steps: int = 100,
+) -> None:
+    """Some steps of Adam on the whole set, with weight decay in the loss."""
     optimizer = torch.optim.Adam(model.parameters(), lr=5e-3, weight_decay=2e-3)
-    for _ in range(100):
+    for _ in range(steps):
         optimizer.zero_grad()
         loss(model(data[0]), data[1]).backward()
         optimizer.step()

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from tacit import derivatives
-from tacit.directional import by_example
+from tacit.by_unit import by_example
 from tacit.errors import InputError
 from tacit.losses import Loss
 from tacit.objective import Objective

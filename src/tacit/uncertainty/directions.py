@@ -76,6 +76,30 @@ def signs(params: Params, bound: Bound, rows: Sequence[str], *, seed: int) -> Pa
     return found
 
 
+def balanced(count: int, *, seed: int) -> Tensor:
+    """Random signs, as many of one as of the other, one an example; one is 0 where n is odd.
+
+    Over them, ‖Σ s_i g_i‖² is n·tr Cov(g) on average: the mean of the gradients cancels.
+    """
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
+    signs = torch.zeros(count, dtype=torch.float64)
+    signs[order[: count // 2]] = 1
+    signs[order[count // 2 : 2 * (count // 2)]] = -1
+    return signs
+
+
+def square_of_rows(
+    vector: Mapping[str, Tensor], params: Params, bound: Bound, rows: Sequence[str]
+) -> float:
+    """‖vector‖² over the rows in the equations."""
+    total = 0.0
+    for name in rows:
+        flat = wide(vector[name]).flatten()[:, None]
+        for part in _parts(params[name], 1):
+            total += float(_without(flat[part], name, part, bound).square().sum())
+    return total
+
+
 def residual(
     params: Params, bound: Bound, rows: Sequence[str], target: Mapping[str, Tensor], fitted: Tensor
 ) -> Params:

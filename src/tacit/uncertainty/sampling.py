@@ -137,10 +137,12 @@ class Scores:
         return (
             Problem(
                 "noisy",
-                f"about {min(1.0, self.noise):.0%} of the target's squared norm is which examples "
-                f"happened to be looked at: no regularizer can explain more than about "
+                f"About {min(1.0, self.noise):.0%} of the target's squared norm is which examples "
+                "happened to be looked at: on others, no regularizer can explain more than about "
                 f"{self.ceiling:.0%}.",
-                "Use more examples, or read the explained fraction against that ceiling.",
+                "Use more examples, or read the explained fraction against that ceiling. Where the "
+                "model was trained on exactly these examples nothing was sampled: pass "
+                f"population={self.count}.",
                 self.names,
             ),
         )

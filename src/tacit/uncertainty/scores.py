@@ -15,7 +15,13 @@ from tacit.probes import coarsest
 from tacit.regularizers import Regularizer
 from tacit.solving import System
 from tacit.uncertainty.design import Drift, check_order, design_scores
-from tacit.uncertainty.directions import Directions, known_force, signs
+from tacit.uncertainty.directions import (
+    Directions,
+    balanced,
+    known_force,
+    signs,
+    square_of_rows,
+)
 from tacit.uncertainty.sampling import Scores, covariance_of_mean
 
 if TYPE_CHECKING:
@@ -25,8 +31,8 @@ __all__ = ["Directions", "Scores", "score_examples"]
 
 SEED = 0
 """Of the random signs that the noise of the whole target is estimated along."""
-PROBES, SMALL = 8, 2**17
-"""Directions of such signs at most, and the entries in them: in large models one is enough."""
+PROBES, SMALL = 8, 2**16
+"""Directions of such signs at most, and the entries in all of them."""
 
 
 class Solved(NamedTuple):
@@ -90,13 +96,16 @@ def score_examples(  # noqa: PLR0913 # the fit and what wrote it, then keyword o
     point = objective.point(params)
     chosen = select(point, rows, what="rows")
     bound = candidates.bind(point)
-    probes = [signs(point, bound, chosen, seed=SEED)]
-    used = sum(int(t.count_nonzero()) for t in probes[0].values())
+    used = sum(int(t.count_nonzero()) for t in signs(point, bound, chosen, seed=SEED).values())
     _check_same(found, objective, candidates, bound, used)
-    more = range(1, min(PROBES, SMALL // used))
-    probes += [signs(point, bound, chosen, seed=SEED + PROBES * i) for i in more]
+    # The noise of the whole target: in a large model from one sum that the pass has anyway, whose
+    # examples must be independent; else along several directions of random signs.
+    mixed = clusters is None and used > SMALL
+    probes = () if mixed else range(max(1, min(PROBES, SMALL // used)))
+    held = [signs(point, bound, chosen, seed=SEED + PROBES * i) for i in probes]
     directions = Directions(point, bound, chosen, solved.inverse[:, solved.free])
-    taken = _target(found, objective, plain, _Joined(directions, probes), point)
+    mix = balanced(objective.count, seed=SEED) if mixed else None
+    taken = _target(found, objective, plain, _Joined(directions, held), point, mix)
     _check_units(taken, population)
     labels = _numbered(clusters, len(taken.values))
     offset, centred = _centred(taken)
@@ -104,8 +113,12 @@ def score_examples(  # noqa: PLR0913 # the fit and what wrote it, then keyword o
     count = len(directions)
     values[:, solved.free] = centred[:, :count]
     spread = covariance_of_mean(values, taken.weights, labels)
-    noise = covariance_of_mean(centred[:, count:], taken.weights, labels)
-    total = float(noise.diagonal().mean())
+    if taken.mixed is not None:
+        weight = len(values) if taken.weights is None else float(taken.weights.sum())
+        total = square_of_rows(taken.mixed, point, bound, chosen) / weight**2
+    else:
+        noise = covariance_of_mean(centred[:, count:], taken.weights, labels)
+        total = float(noise.diagonal().mean())
     _check_strengths(solved, offset[:count] - known_force(point, bound, directions), values, point)
     drift = Drift(objective, plain, point, chosen, candidates, bound)
     moved, notes = design_scores(drift, directions, solved, taken.weights)
@@ -224,14 +237,15 @@ def _target(
     plain: Objective | None,
     directions: Sequence[Params],
     params: Params,
+    mix: Tensor | None,
 ) -> Along:
     """⟨target_i, v_j⟩ of every example, before known penalties are taken off."""
     for given in (objective, plain) if plain is not None else ():
         check_order(given)
-    own = _mean_over_groups(objective, directions, params, found.equations.targets)
+    own = _mean_over_groups(objective, directions, params, found.equations.targets, mix)
     if plain is None:
-        return Along(-own.values, own.weights)
-    other = _mean_over_groups(plain, directions, params, found.equations.targets)
+        return Along(-own.values, own.weights, own.mixed)
+    other = _mean_over_groups(plain, directions, params, found.equations.targets, mix)
     if own.values.shape != other.values.shape:
         raise InputError(
             f"the technique has {len(own.values)} examples and plain {len(other.values)}: their "
@@ -240,21 +254,30 @@ def _target(
     a, b = own.weights, other.weights
     if (a is None) is not (b is None) or (a is not None and b is not None and not a.equal(b)):
         raise InputError("the technique and plain weigh examples differently: pass equal weights.")
-    return Along(own.values - other.values, own.weights)
+    apart = None
+    if own.mixed is not None and other.mixed is not None:
+        apart = {n: t - other.mixed[n] for n, t in own.mixed.items()}
+    return Along(own.values - other.values, own.weights, apart)
 
 
 def _mean_over_groups(
-    objective: Objective, directions: Sequence[Params], params: Params, groups: int
+    objective: Objective,
+    directions: Sequence[Params],
+    params: Params,
+    groups: int,
+    mix: Tensor | None,
 ) -> Along:
     """The mean over groups of draws, each with equal weight, as in the target."""
     if not objective.training:
-        return objective.along(directions, params)
+        return objective.along(directions, params, signs=mix)
     size = 2 if objective.paired else 1
     draws = [[d for d in range(objective.draws) if d // size % groups == g] for g in range(groups)]
     if len({len(group) for group in draws}) == 1:
-        return objective.along(directions, params)
-    parts = [objective.along(directions, params, draws=group) for group in draws]
-    return Along(torch.stack([part.values for part in parts]).mean(0), parts[0].weights)
+        return objective.along(directions, params, signs=mix)
+    parts = [objective.along(directions, params, draws=group, signs=mix) for group in draws]
+    sums = [part.mixed for part in parts if part.mixed is not None]
+    mean = {n: torch.stack([own[n] for own in sums]).mean(0) for n in sums[0]} if sums else None
+    return Along(torch.stack([part.values for part in parts]).mean(0), parts[0].weights, mean)
 
 
 def _centred(taken: Along) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,118 @@
+"""The coverage experiment: its problems, its counting, its rows, its figure."""
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+
+from tacit import plots
+from tacit.experiments import coverage as experiment
+from tacit.experiments import coverage_problems as problems
+from tacit.experiments.coverage_check import assessed, check, count_range, shares
+
+TINY = replace(
+    experiment.QUICK,
+    replicates=3,
+    examples=80,
+    part=40,
+    draws=8,
+    many=32,
+    steps=10,
+    step_replicates=2,
+    layers=4,
+    networks=1,
+    epochs=6,
+    cells=((1.0, 1.0),),
+)
+
+
+@pytest.fixture(scope="module")
+def rows():
+    return pd.DataFrame(list(experiment.run(TINY)))
+
+
+def test_rows(rows):
+    assert set(rows.unit) == set(experiment.units(TINY))
+    assert set(rows.kind) == {"sampling", "draws", "training", "steps", "layers"}
+    assert ((rows.low <= rows.estimate) & (rows.estimate <= rows.high)).all()
+    assert (rows.naive_error > 0).all()
+    assert rows.groupby(["problem", "name"]).truth.nunique().max() == 1
+    again = pd.DataFrame(list(experiment.run(TINY, finished=[*experiment.units(TINY)][:-1])))
+    expected = rows[rows.unit == "layers"].reset_index(drop=True)[again.columns]
+    pd.testing.assert_frame_equal(again, expected)
+
+
+def test_the_figure_draws_from_rows_alone(rows, tmp_path):
+    for path in plots.save(experiment.plot(rows), tmp_path):
+        assert path.stat().st_size > 10_000
+    assert [found.label for found in check(rows)] == ["covered, mean (too few replicates for more)"]
+
+
+def test_shares_are_counted_as_they_should_be():
+    estimates = [0.9, 1.0, 1.3, 1.0]
+    table = pd.DataFrame(
+        {
+            "kind": "training", "problem": "p", "name": "l2", "truth": 1.0,
+            "estimate": estimates,
+            "low": [e - 0.2 for e in estimates],
+            "high": [e + 0.2 for e in estimates],
+            "naive_error": [0.06, 0.06, 0.06, 0.04],
+        }
+    )  # fmt: skip
+    (row,) = shares(table).itertuples()
+    assert (row.replicates, row.covered, row.naive) == (4, 0.75, 0.75)
+    spread = pd.Series(estimates).std()
+    assert row.wide == pytest.approx(0.2 / (1.959964 * spread), rel=1e-5)
+    assert len(assessed(shares(table))) == 1
+    assert not len(assessed(shares(table.assign(truth=0.01))))
+    many = pd.concat([table] * 150, ignore_index=True)
+    missed = {found.label: found.holds for found in check(many)}
+    assert missed == {
+        "training, λ₂: covered, least over cells": False,
+        "training, λ₂: half-width over true, most": True,
+    }
+
+
+def test_the_range_of_a_count_is_wilsons():
+    """Both ends solve |share − p| = z √(p(1−p)/n)."""
+    for share, count in ((0.95, 600), (1.0, 20), (0.1, 7)):
+        for end in count_range(share, count):
+            away = 1.959964 * math.sqrt(max(end * (1 - end), 0) / count)
+            assert abs(share - end) == pytest.approx(away, abs=1e-6)
+
+
+def test_the_enumerated_dropout_is_the_limit_of_its_draws():
+    few, many = problems.dropout(16), problems.dropout(512)
+    truth = few.replicate(0).truth
+    found = many.replicate(1).found
+    low, high = found.intervals(0.999)["draws"]["l2"]
+    assert low <= truth["l2"] <= high
+    assert high - low < 0.02
+
+
+def test_a_problem_is_the_same_whenever_it_is_made():
+    state = torch.random.get_rng_state()
+    one, other = (problems.regression(80, 40).replicate(7) for _ in range(2))
+    assert one.truth == other.truth
+    assert one.found.strengths == other.found.strengths
+    assert torch.equal(state, torch.random.get_rng_state())
+
+
+@pytest.fixture(scope="module")
+def paper():
+    """The stored rows of the full size."""
+    root = Path(__file__).parents[1]
+    return pd.read_parquet(root / "results" / "paper" / "coverage" / "rows.parquet")
+
+
+def test_stored_rows_hold_what_the_docs_say(paper):
+    assert all(found.holds for found in check(paper))
+    found = assessed(shares(paper))
+    assert found.replicates.min() >= 500
+    others = found[found.kind.isin(["steps", "layers"])]
+    assert others.covered.between(0.90, 0.98).all()
+    training = found[found.kind == "training"]
+    assert (training.naive < 0.2).all()
