@@ -40,6 +40,7 @@ from tacit.regularizers import (
 from tacit.trajectory import Recorder, Trajectory, record
 from tacit.uncertainty.error_bars import ErrorBars
 from tacit.uncertainty.scores import Scores, score_examples
+from tacit.uncertainty.stationary import stationary_error_bars
 from tacit.validation import (
     Certificate,
     LeastSquaresCertificate,
@@ -98,6 +99,7 @@ __all__ = [
     "score_examples",
     "smooth_l1",
     "stack",
+    "stationary_error_bars",
     "symmetric",
     "theory",
     "time_varying",

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from tacit.diagnosis import EXPLAINED
 from tacit.params import shorten
-from tacit.uncertainty.error_bars import KINDS, MEASURED, ErrorBars
+from tacit.uncertainty.error_bars import KINDS, ErrorBars
 
 if TYPE_CHECKING:
     from tacit.equations import Source
@@ -143,7 +143,7 @@ def _error_bars(fit: "Fit") -> list[str]:
     lines = []
     for kind, bars in fit.error_bars.items():
         lines += textwrap.wrap(
-            f"±{kind}: standard errors over {KINDS[kind]}, from {bars.basis}.{_measured(kind)}",
+            f"±{kind}: standard errors over {KINDS[kind]}, from {bars.basis}.{_measured(bars)}",
             WIDTH,
             subsequent_indent="  ",
         )
@@ -151,10 +151,9 @@ def _error_bars(fit: "Fit") -> list[str]:
     return lines
 
 
-def _measured(kind: str) -> str:
-    """A warning where intervals of a kind were seen to cover less than they promise."""
-    coverage = MEASURED.get(kind)
-    return "" if coverage is None else f" {coverage}"
+def _measured(bars: ErrorBars) -> str:
+    """A warning where intervals like these were seen to hold less often than they promise."""
+    return f" In tests, 95 % intervals like these held {bars.measured}." if bars.measured else ""
 
 
 def _intervals(fit: "Fit", bars: ErrorBars) -> list[str]:

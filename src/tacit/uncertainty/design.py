@@ -15,7 +15,7 @@ from tacit.regularizers import Regularizer
 from tacit.uncertainty.directions import Directions, residual
 
 if TYPE_CHECKING:
-    from tacit.uncertainty.scores import Solved
+    from tacit.uncertainty.solved import Solved
 
 
 @dataclass(frozen=True, eq=False)

@@ -19,8 +19,6 @@ KINDS: dict[str, str] = {
     "layers": "which layers are looked at",
 }
 """The kinds of chance, the most telling first."""
-MEASURED: dict[str, str] = {}
-"""What a summary says of kinds whose nominal 95 % intervals were seen to cover less than 90 %."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,6 +40,8 @@ class ErrorBars:
     """Degrees of freedom of the t distribution that intervals use; infinite for the normal."""
     freedoms: tuple[float, ...] = field(default=(), repr=False)
     """The same for every strength, where they differ; `freedom` is then the least."""
+    measured: str = ""
+    """How often 95 % intervals like these were right in tests, where that was below 90 %."""
 
     def __post_init__(self):
         count = len(self.names)

@@ -1,6 +1,7 @@
 """All error bars that equations alone allow."""
 
 import math
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -51,4 +52,4 @@ def _widened(bars: ErrorBars, names: tuple[str, ...], free: Tensor) -> ErrorBars
     freedoms = [bars.freedom] * len(names)
     for place, freedom in zip(free.tolist(), bars.freedoms, strict=False):
         freedoms[place] = freedom
-    return ErrorBars(bars.kind, bars.basis, names, covariance, bars.freedom, tuple(freedoms))
+    return replace(bars, names=names, covariance=covariance, freedoms=tuple(freedoms))

