@@ -1,6 +1,7 @@
-"""Models with what is hard to differentiate: recurrence, attention, checkpoints, custom functions."""
+"""Models with what is hard to differentiate: recurrence, attention, checkpoints, own functions."""
 
 import torch
+from problems import tanh_mlp
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
