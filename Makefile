@@ -20,7 +20,7 @@ bench: $(STAMP)  ## ratios against stated baselines, measured in one run
 	$(BIN)/python benchmarks/run.py
 
 clean:
-	rm -rf .venv results .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv results/quick results/index.html .pytest_cache .ruff_cache .hypothesis
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv

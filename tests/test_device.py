@@ -120,3 +120,42 @@ def test_second_derivatives_equal_differences_of_first(make, device):
     for name, values in product.items():
         slope = (ahead[name] - behind[name]) / (2 * h)
         torch.testing.assert_close(values, slope, rtol=1e-6, atol=1e-8)
+
+
+def test_error_bars_are_those_of_the_cpu(device):
+    data = random_data(3, count=40, outputs=2)
+    found = []
+    for place in ("cpu", device):
+        objective = tacit.Objective(network(place), F.mse_loss, data)
+        regularizers = [tacit.l2(), tacit.gradient_norm(objective)]
+        fitted = tacit.fit(tacit.endpoint_equations(objective, regularizers))
+        scores = tacit.score_examples(fitted, objective, regularizers, population=100)
+        jitter = tacit.stationary_error_bars(
+            fitted, objective, regularizers, rate=0.01, batch_size=8
+        )
+        found.append((scores.values, scores.error_bars().covariance, jitter.covariance))
+    for mine, other in zip(*found, strict=True):
+        torch.testing.assert_close(mine, other, rtol=1e-7, atol=1e-12)
+
+
+def test_epochs_and_nulls_are_those_of_the_cpu(device):
+    data = random_data(4, count=40, outputs=2)
+    strengths, values = [], []
+    for place in ("cpu", device):
+        model = network(place).eval()
+        optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+        penalty = tacit.smooth_l1(0.1)
+        watch = tacit.average_epochs(model, optimizer, averaged=[penalty], kept=2)
+        inputs, target = (part.to(place) for part in data)
+        for _ in range(3):
+            for rows in torch.arange(40).split(10):
+                optimizer.zero_grad()
+                F.mse_loss(model(inputs[rows]), target[rows]).backward()
+                optimizer.step()
+            watch.end_epoch()
+        objective = tacit.Objective(model, F.mse_loss, data)
+        strengths.append(tacit.fit(watch.equations(objective, penalty)).strengths["smooth_l1"])
+        null = tacit.null_distribution(objective, [tacit.l2()], "l2", shuffles=9)
+        values.append(null.draws)
+    assert strengths[1] == pytest.approx(strengths[0], rel=1e-7)
+    assert list(values[1]) == pytest.approx(list(values[0]), rel=1e-6)

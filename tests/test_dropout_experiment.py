@@ -18,7 +18,7 @@ from tacit.ensembles import SGD, Plan
 from tacit.ensembles.data import own_data
 from tacit.experiments import dropout as experiment
 from tacit.experiments.dropout_columns import dropout_columns, explicit_penalty
-from tacit.experiments.dropout_training import load, network
+from tacit.experiments.dropout_training import load, network, plan, start
 
 TINY = replace(
     experiment.QUICK,
@@ -253,3 +253,26 @@ def test_stored_fits_carry_a_problem_where_the_expansion_breaks_down(paper):
     off = (effects.explicit_dropout_strength / effects.theory - 1).abs() > 0.75
     assert off.sum() > 100
     assert (effects[off].explicit_dropout_problems != "").mean() > 0.98
+
+
+def test_the_summary_of_an_endpoint_leads_with_what_ridge_does_not_explain():
+    images = load(TINY, "cpu")
+    members = start(TINY, 3, 8, images, [123, 42])
+    run = ensembles.train(
+        members, F.cross_entropy, images.train, plan(TINY, images), seeds=[123, 42], dropout=0.3
+    )
+    every = ensembles.endpoint_equations(run.last, F.cross_entropy, images.train, tacit.l2())
+    for found in ensembles.fits(every):
+        first, second = found.summary().splitlines()[1:3]
+        assert found.explained < 0.5
+        assert first.startswith(
+            f"NOT EXPLAINED: {100 * (1 - found.explained):.1f} % of the target."
+        )
+        assert "are no finding" in second
+        assert f"({found.strengths['l2']:.6g})" in found.summary()
+
+
+def test_all_stored_endpoints_are_of_that_kind(paper):
+    models = paper[paper.kind == "model"]
+    assert models.total_explained.max() < 0.5
+    assert models.total_problems.str.startswith("unexplained").all()
