@@ -23,7 +23,8 @@ chance that it names. Sampling: random parts of a fixed training set at fixed we
 is the strength on the whole set. Draws: masks or noise at fixed weights, and the value is their
 mean over all of them. Steps: SGD with weight decay. Layers: layers that each have a strength of
 their own, and the value is their mean. The moving design has a candidate, ‖∇L‖², that depends on
-the examples itself: its column is noisy too, which error bars follow to first order only.
+the examples itself. Error bars follow its column to first order, which is right while ∇L is larger
+than its noise (early), and no longer when it is mostly noise (late).
 
 Not in the paper. Error bars of training are in a figure of their own.
 """.strip()
@@ -71,7 +72,8 @@ def run(config: Config, *, finished: Collection[str] = (), device: str = "cpu") 
 def _work(config: Config) -> dict[str, Callable[[Config, str], Iterator[Row]]]:
     made: dict[str, Callable[[], Problem]] = {
         "sampling: regression": lambda: problems.regression(config.examples, config.part),
-        "sampling: moving design": lambda: problems.moving(config.examples, config.part),
+        "sampling: early": lambda: problems.moving(config.examples, config.part, late=False),
+        "sampling: late": lambda: problems.moving(config.examples, config.part, late=True),
         "sampling: digits": lambda: problems.digits(config.examples, config.part),
         "sampling: transformer": lambda: problems.transformer(config.examples, config.part),
         "draws: dropout": lambda: problems.dropout(config.draws),

@@ -59,18 +59,19 @@ def regression(size: int, part: int) -> Problem:
     return _parts("regression, 361 weights", model, F.mse_loss, data, candidates, part)
 
 
-def moving(size: int, part: int) -> Problem:
-    """The same with a candidate, ‖∇L‖², that depends on the examples itself; early in training.
+def moving(size: int, part: int, *, late: bool) -> Problem:
+    """The same with a candidate, ‖∇L‖², that depends on the examples itself.
 
-    Later ∇L is mostly noise in a part of the data, and its Hessian product with it.
+    Late in training ∇L is mostly noise in a part of the data, and its Hessian product with it.
     """
 
     def candidates(objective: Objective) -> list[Regularizer]:
         return [l2(), gradient_norm(objective)]
 
     model, data = _made(41, lambda: _sequential(10, 30, 1)), _products(size)
-    label = "moving design, 361 weights"
-    return _parts(label, model, F.mse_loss, data, candidates, part, steps=20)
+    label = f"moving design, {'late' if late else 'early'} in training"
+    steps = 100 if late else 20
+    return _parts(label, model, F.mse_loss, data, candidates, part, steps=steps)
 
 
 def _products(size: int) -> tuple[Tensor, Tensor]:
