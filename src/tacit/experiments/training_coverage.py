@@ -39,7 +39,7 @@ class Config:
 
     networks: int = 300
     """Data sets, and networks of each cell."""
-    networks_per_unit: int = 50
+    networks_per_unit: int = 10
     first: int = 20_000
     """Seed of the first data set; earlier ones were looked at while the method was chosen."""
     epochs: int = 200
