@@ -41,10 +41,7 @@ class EpochAverages:
         self._model, self._optimizer, self._averaged = model, optimizer, tuple(averaged)
         self._epochs: deque[Epoch] = deque(maxlen=kept)
         self._begin()
-        self._hooks = (
-            optimizer.register_step_pre_hook(self._see_point),
-            optimizer.register_step_post_hook(self._see_time),
-        )
+        self._hook = optimizer.register_step_pre_hook(self._see_point)
 
     def __len__(self) -> int:
         return len(self._epochs)
@@ -57,35 +54,47 @@ class EpochAverages:
 
     @torch.no_grad()
     def _see_point(self, *_: Any) -> None:
-        """Before an update: the point that it steps from."""
-        params = trainable(self._model)
+        """Before an update: the point that it steps from, weighed by how long it will step."""
+        skipped = getattr(self._optimizer, "found_inf", None)
+        if skipped is not None and float(skipped):  # a fused optimizer steps, but does not move
+            return
+        params, time = trainable(self._model), _time_of_step(self._optimizer)
+        if params.keys() != self._start.keys():
+            self._begin_anew()
         self._points += 1
-        _add(self._sums, params)
+        self._time += time
+        _add(self._sums, params, time)
         for regularizer in self._averaged:
             held = self._columns.setdefault(regularizer, {})
             for name, column in regularizer.gradient(params).items():
-                _add(held.setdefault(name, zeros(params)), column)
+                _add(held.setdefault(name, zeros(params)), column, time)
 
-    def _see_time(self, *_: Any) -> None:
-        """At the update itself: a schedule may have changed the step size by the next line."""
-        self._time += _time_of_step(self._optimizer)
+    def _begin_anew(self) -> None:
+        """Other parameters train from here on: what was kept is of another system."""
+        if self._points:
+            raise InputError(
+                "parameters were frozen or unfrozen within an epoch: call end_epoch() before."
+            )
+        self._epochs.clear()
+        self._begin()
 
     def end_epoch(self) -> None:
         """Close an epoch: call it after the last update of each."""
-        if not self._points:
+        if not self._time:
             raise InputError(
-                "end_epoch() was called before any update of the optimizer: call it after the "
-                "last optimizer.step() of every epoch."
+                "end_epoch() was called before any update of the optimizer (or all had a step size "
+                "of zero): call it after the last optimizer.step() of every epoch."
             )
-        params, metric = trainable(self._model), _metric(self._model, self._optimizer)
+        params = {n: p for n, p in _parameters(self._model).items() if n in self._start}
+        metric = _metric(self._model, self._optimizer)
         moved = {n: wide(p) - self._start[n] for n, p in params.items()}
         self._epochs.append(
             Epoch(
-                mean={n: (s / self._points).to(params[n]) for n, s in self._sums.items()},
+                mean={n: (s / self._time).to(params[n]) for n, s in self._sums.items()},
                 displacement={n: m if metric is None else m * metric[n] for n, m in moved.items()},
                 time=self._time,
                 columns={
-                    r: {c: {n: t / self._points for n, t in own.items()} for c, own in held.items()}
+                    r: {c: {n: t / self._time for n, t in own.items()} for c, own in held.items()}
                     for r, held in self._columns.items()
                 },
             )
@@ -126,8 +135,7 @@ class EpochAverages:
 
     def close(self) -> None:
         """Let go of the optimizer."""
-        for hook in self._hooks:
-            hook.remove()
+        self._hook.remove()
 
 
 def average_epochs(
@@ -142,6 +150,9 @@ def average_epochs(
     The last weights of a run with a constant step are one noisy draw. Summed over an epoch, the
     steps say Δθ/time = −(mean of ∇L over the batches) − Σ λ_k (mean of ∇R_k): what is left of the
     way to the optimum is Δθ, and each example was seen once. Call `end_epoch()` after each epoch.
+
+    Points weigh by their step size. Trap: where that falls within an epoch, so do the examples seen
+    late, and the mean of ∇L over batches is not quite ∇L.
 
     Args:
         model: what is trained.
@@ -183,9 +194,13 @@ def average_epochs(
     return EpochAverages(model, optimizer, averaged, kept)
 
 
-def _add(sums: Params, parts: Mapping[str, Tensor]) -> None:
+def _parameters(model: nn.Module) -> Params:
+    return {n: p.detach() for n, p in model.named_parameters()}
+
+
+def _add(sums: Params, parts: Mapping[str, Tensor], weight: float) -> None:
     for name, total in sums.items():
-        total.add_(parts[name].to(total.device))
+        total.add_(parts[name].to(total.device), alpha=weight)
 
 
 def _averaged_form(regularizer: Regularizer, epoch: Epoch) -> Regularizer:
@@ -266,11 +281,13 @@ def _metric(model: nn.Module, optimizer: Optimizer) -> Params | None:
     scale: dict[int, Callable[[], Tensor]] = {}
     for group in optimizer.param_groups:
         for parameter in group["params"]:
-            scale[id(parameter)] = lambda p=parameter, g=group: _scale(optimizer.state[p], g)
+            scale[id(parameter)] = lambda p=parameter, g=group: _scale(p, optimizer.state[p], g)
     owned = {n: p for n, p in model.named_parameters() if p.requires_grad}
     return {n: scale[id(p)]() for n, p in owned.items()}
 
 
-def _scale(state: Mapping[str, Any], group: Mapping[str, Any]) -> Tensor:
+def _scale(parameter: Tensor, state: Mapping[str, Any], group: Mapping[str, Any]) -> Tensor:
+    if "step" not in state:  # it had no gradient, and did not move
+        return torch.ones_like(wide(parameter.detach()))
     decay = group["betas"][1] ** float(state["step"])
     return wide(state["exp_avg_sq"]).sqrt() / math.sqrt(1 - decay) + group["eps"]

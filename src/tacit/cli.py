@@ -116,7 +116,9 @@ def plot(
             raise InputError(f"{folder} holds no finished results: run tacit reproduce first.")
         for one in found:
             result = store.read(one)
-            written = plots.save(load(result.head["experiment"]).plot(result.rows), one)
+            with store.of_this_version(one):
+                figure = load(result.head["experiment"]).plot(result.rows)
+            written = plots.save(figure, one)
             screen.print(f"{one}: {', '.join(path.name for path in written)}")
         if (folder / "index.html").exists():
             _write_page(folder)
@@ -133,8 +135,10 @@ def estimate(
     ] = None,
     nonnegative: Annotated[bool, typer.Option(help="Strengths at least zero.")] = False,
     population: Annotated[
-        int | None,
-        typer.Option(help="Examples in the whole training set: adds error bars of sampling."),
+        float | None,
+        typer.Option(
+            help="Examples that the data was drawn from (inf for no end): adds sampling errors."
+        ),
     ] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the fit there.")] = None,
 ) -> None:
@@ -148,7 +152,7 @@ def estimate(
         applied = dict(parse_known(spec, found) for spec in known or [])
         equations = tacit.endpoint_equations(found, regularizers, known=applied)
         result = tacit.fit(equations, nonnegative=nonnegative)
-        if population is not None:
+        if population is not None and any(result.strengths.values()):
             scores = tacit.score_examples(
                 result, found, regularizers, known=applied, population=population
             )

@@ -125,7 +125,10 @@ def _unsettled(e: Evidence) -> Iterator[Problem]:
 def _negative(e: Evidence) -> Iterator[Problem]:
     free = e.strengths if e.free is None else e.free
     below = (free < 0) & (e.contribution(free) > MATERIAL) & ~torch.tensor(e.of_matrices)
-    known = by_chance(e)  # the sign of what chance explains says nothing
+    known = set(by_chance(e))  # the sign of what chance explains says nothing
+    for problem in (*collapsed(e), *collinear(e)):  # nor do signs in a split of one sum
+        own = [float(free[e.equations.names.index(name)]) for name in problem.names]
+        known |= set(problem.names) if min(own) < 0 < max(own) else set()
     names = tuple(name for name in e.named(below) if name not in known)
     if not names:
         return

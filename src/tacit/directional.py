@@ -98,12 +98,19 @@ def along(
             "derivatives of single examples are not finite, with a finite mean loss: they overflow "
             "the model's dtype. Evaluate in a wider one."
         )
-    held = [wide(w.detach()).cpu() for w in weighed if w is not None]
-    weights = torch.cat(held) if len(held) == len(weighed) else None
-    return Along(found, weights, mix.sums)
+    return Along(found, _joined(values, weighed), mix.sums)
 
 
 Take = Callable[[Params, Contract], tuple[Tensor, Tensor | None]]
+
+
+def _joined(values: list[Tensor], weighed: list[Tensor | None]) -> Tensor | None:
+    """Weights of all units, where any batch has some; those of others weigh one."""
+    if all(own is None for own in weighed):
+        return None
+    ones = [torch.ones(len(part), dtype=torch.float64) for part in values]
+    pairs = zip(ones, weighed, strict=True)
+    return torch.cat([one if own is None else wide(own.detach()).cpu() for one, own in pairs])
 
 
 def _second_order(

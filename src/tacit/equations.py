@@ -8,14 +8,15 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from tacit.errors import InputError
 
-FORMAT = "tacit equations 1"
+FORMAT, EARLIER = "tacit equations 2", "tacit equations 1"
+"""What files say they are; the earlier one did not tell epochs from other trajectories."""
 
 
 class Family(NamedTuple):
@@ -189,7 +190,7 @@ class Equations:
                 f"{path} holds no equations that can be read: {error}. Pass a file that "
                 "Equations.save wrote."
             ) from error
-        if metadata.get("format") != FORMAT:
+        if metadata.get("format") not in (FORMAT, EARLIER):
             raise InputError(
                 f"{path} was not written by Equations.save: its format is "
                 f"{metadata.get('format')!r}, not {FORMAT!r}."
@@ -204,7 +205,7 @@ class Equations:
             names=tuple(head["names"]),
             targets=head["targets"],
             blocks=tuple(blocks),
-            sources=tuple(Source(**source) for source in head["sources"]),
+            sources=tuple(_source(source, metadata["format"]) for source in head["sources"]),
         )
 
 
@@ -242,6 +243,13 @@ def stack(equations: Iterable[Equations]) -> Equations:
 def triangle(rows: Tensor) -> Tensor:
     """R of a QR factorisation: the same inner products in at most as many rows as columns."""
     return torch.linalg.qr(rows, mode="r").R if rows.shape[0] > 1 else rows
+
+
+def _source(told: dict[str, Any], written: str) -> Source:
+    """A source from a file; one step of an earlier file's trajectory was an epoch."""
+    if written == EARLIER:
+        told = {**told, "epoch": told["mode"] == "trajectory" and told["steps"] == 1}
+    return Source(**told)
 
 
 def _widen(block: Block, count: int, width: int) -> Tensor:

@@ -88,7 +88,10 @@ class Fit:
                 "same regularizers, as score_examples(fit, …).error_bars() gives."
             )
         kept = tuple(held for held in self.added if held.kind != bars.kind)
-        return replace(self, added=(*kept, bars), problems=(*self.problems, *problems))
+        # New error bars of sampling bring their own word on its noise.
+        stale = bars.kind == "sampling" and len(kept) < len(self.added)
+        told = [p for p in self.problems if not (stale and p.kind == "noisy")]
+        return replace(self, added=(*kept, bars), problems=(*told, *problems))
 
     @cached_property
     def layers(self) -> dict[str, "Fit"]:

@@ -104,6 +104,9 @@ def spread_mean(loss: Loss) -> Spreader:
                 )
             slopes = torch.autograd.grad(count * mean, fresh, create_graph=True, allow_unused=True)
         used = [i for i, slope in enumerate(slopes) if slope is not None and slope.any()]
+        if not used:  # a batch that is fitted exactly pulls nowhere, but has its examples
+            rows = [i for i, h in enumerate(held) if h.ndim and len(h) == count]
+            used = [i for i in rows if slopes[i] is not None][:1]
         for i in used:
             if not held[i].ndim or len(held[i]) != count:
                 raise InputError(

@@ -56,10 +56,9 @@ def estimate(
     objective = Objective(model, loss, data)
     equations = endpoint_equations(objective, regularizers, known=known)
     found = fit(equations, nonnegative=nonnegative)
-    if population is None:
-        return found
-    whole = None if population == math.inf else population
-    scores = score_examples(found, objective, regularizers, known=known, population=whole)
+    if population is None or (nonnegative and not any(found.strengths.values())):
+        return found  # nothing is asked for, or nothing is free to move
+    scores = score_examples(found, objective, regularizers, known=known, population=population)
     return found.with_error_bars(scores.error_bars(), *scores.problems)
 
 

@@ -205,9 +205,9 @@ class Objective:
         where = [self.point(p) for p in points]
         return self._stream.predictions(where, single=self._mean_reduced)
 
-    def repeats(self) -> bool:
-        """Whether the data comes in the same order at every pass."""
-        return self._stream.repeats()
+    def repeats(self, *, shuffled: bool = True) -> bool:
+        """Whether every pass has the same order; unless `shuffled`, under any random state."""
+        return self._stream.repeats(shuffled=shuffled)
 
     def visit(
         self,

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 WIDTH = 88
 MOST_ROWS = 40
 MOST_INTERVALS = 6
+MOST_ALIKE = 2
+"""Problems of one kind that are told in full."""
 
 TARGETS = {
     "endpoint": "−∇L at one point",
@@ -115,7 +117,7 @@ def _table(fit: "Fit") -> list[str]:
     lines = [f"{'regularizer':<{width}}" + _aligned(head, sizes)]
     errors = [fit.error_bars[kind].standard_errors for kind in kinds]
     for name in names[:MOST_ROWS]:
-        label = name if len(name) <= width else name[: width - 1] + "…"
+        label = _cut(name, width)
         strength = f"{fit.strengths[name]:.6g}"
         cells = [
             f"({strength})" if doubtful(fit) else strength,
@@ -129,12 +131,20 @@ def _table(fit: "Fit") -> list[str]:
     return lines
 
 
+def _cut(name: str, width: int) -> str:
+    """A name in so much room; layers' names differ at their ends, so the middle goes."""
+    half = (width - 1) // 2
+    return name if len(name) <= width else f"{name[: width - 1 - half]}…{name[-half:]}"
+
+
 def _aligned(cells: Sequence[str], sizes: Sequence[int]) -> str:
     return "".join(f"{text:>{size}}" for text, size in zip(cells, sizes, strict=True))
 
 
 def _error_bars(fit: "Fit") -> list[str]:
     """One entry a kind: what could have been otherwise, what it was made from, the intervals."""
+    if not fit.error_bars and fit.nonnegative and not any(fit.strengths.values()):
+        return ["± none: λ ≥ 0 holds every strength at zero."]
     if not fit.error_bars:
         return [
             "± none: one point of one layer does not tell how else it could have come out.",
@@ -158,8 +168,10 @@ def _measured(bars: ErrorBars) -> str:
 
 def _intervals(fit: "Fit", bars: ErrorBars) -> list[str]:
     found = bars.intervals(fit.strengths)
-    if len(found) > MOST_INTERVALS or all(low == high for low, high in found.values()):
+    if all(low == high for low, high in found.values()):
         return []
+    if len(found) > MOST_INTERVALS:
+        return [f"  Fit.standard_errors[{bars.kind!r}] and Fit.intervals() have the numbers."]
     shown = ", ".join(
         f"{name} –" if math.isnan(low) else f"{name} [{low:.4g}, {high:.4g}]"
         for name, (low, high) in found.items()
@@ -182,9 +194,16 @@ def _footer(fit: "Fit") -> list[str]:
 def _notes(fit: "Fit") -> list[str]:
     if not fit.problems:
         return ["No problems found."]
-    lines = []
-    for number, problem in enumerate(fit.problems, 1):
-        lines += textwrap.wrap(f"[{number}] {problem}", WIDTH, subsequent_indent="    ")
+    lines, alike = [], {}
+    for problem in fit.problems:
+        alike.setdefault((problem.kind, problem.remedy), []).append(problem)
+    for number, ((kind, remedy), same) in enumerate(alike.items(), 1):
+        messages = " ".join(problem.message for problem in same[:MOST_ALIKE])
+        if len(same) > MOST_ALIKE:
+            names = [name for problem in same[MOST_ALIKE:] for name in problem.names]
+            messages += f" So it is for {shorten(names)}."
+        text = f"[{number}] {kind}: {messages} {remedy}"
+        lines += textwrap.wrap(text, WIDTH, subsequent_indent="    ")
     return lines
 
 

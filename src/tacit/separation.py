@@ -1,6 +1,5 @@
 """Whether strengths can be told apart: from each other, and from chance."""
 
-import math
 from collections.abc import Iterator
 
 import torch
@@ -34,10 +33,14 @@ def undetermined(e: Evidence) -> Iterator[Problem]:
 
 
 def _collapsed_pairs(e: Evidence) -> list[tuple[int, int]]:
+    """Ridge and smooth-L1 columns that are nearly one, where the residual can mistake them."""
     kinds = [family.kind for family in e.equations.families for _ in range(family.size)]
     ridge = [i for i, kind in enumerate(kinds) if kind == "l2"]
     lasso = [i for i, kind in enumerate(kinds) if kind == "smooth_l1"]
-    same = torch.nonzero(e.system.cosines[ridge][:, lasso].abs() > COLLAPSED)
+    cosines = e.system.cosines[ridge][:, lasso].abs()
+    condition = ((1 + cosines) / (1 - cosines).clamp_min(1e-24)).sqrt()
+    mistaken = (condition * e.residual_ratio > AMPLIFIED) | (e.system.rank < len(e.system.seen))
+    same = torch.nonzero((cosines > COLLAPSED) & mistaken)
     return [(ridge[i], lasso[j]) for i, j in same.tolist()]
 
 
@@ -57,14 +60,13 @@ def collapsed(e: Evidence) -> Iterator[Problem]:
 
 def collinear(e: Evidence) -> Iterator[Problem]:
     """Gradients that cancel in some combination, exactly or nearly."""
-    lost = e.system.rank < len(e.system.seen)
     if not len(e.system.seen):
         return  # said by vanishing
-    if lost and e.equations.rows < len(e.system.seen):
+    if e.system.rank < len(e.system.seen) and e.equations.rows < len(e.system.seen):
         return  # said by underdetermined
     pairs = {frozenset(pair) for pair in _collapsed_pairs(e)}
-    for combination in _cancelling(e, lost):
-        members = torch.nonzero(combination)[:, 0]
+    for combination, exact in _cancelling(e):
+        members = _by_size(combination)
         if frozenset(members.tolist()) in pairs:
             continue  # said by collapsed
         names = e.named(members)
@@ -75,23 +77,31 @@ def collinear(e: Evidence) -> Iterator[Problem]:
             f"The gradients of {shorten(names)} are linearly dependent ({text} = 0 in unit "
             "columns): only combinations of their strengths are identified; shown is the solution "
             "of least norm."
-            if lost
+            if exact
             else f"The gradients of {shorten(names)} nearly cancel ({text} ≈ 0 in unit columns; "
-            f"condition {e.system.condition:.0f}, variances inflated {shorten(inflation)} times): "
+            f"condition {e.system.least:.0f}, variances inflated {shorten(inflation)} times): "
             "single strengths are unstable.",
             "Drop one of them, or stack endpoints whose weights differ.",
             names,
         )
 
 
-def _cancelling(e: Evidence, lost: bool) -> Tensor:
-    """Combinations that cancel enough to speak of, with zeros for columns that play no part."""
-    if lost:
-        found, part = e.system.cancelling(), 1e-6
-    else:
-        amplified = AMPLIFIED / e.residual_ratio if e.residual_ratio else math.inf
-        found, part = e.system.cancelling(max(CONDITION, amplified)), 0.1
-    return torch.where(found.abs() > part, found, 0.0)
+def _cancelling(e: Evidence) -> Iterator[tuple[Tensor, bool]]:
+    """Combinations that cancel exactly, then those that nearly do and by enough to speak of.
+
+    They have zeros for columns that play no part.
+    """
+    exact = e.system.cancelling()
+    yield from ((row, True) for row in torch.where(exact.abs() > 1e-6, exact, 0.0))
+    if e.residual_ratio:
+        near = e.system.cancelling(max(CONDITION, AMPLIFIED / e.residual_ratio))
+        yield from ((row, False) for row in torch.where(near.abs() > 0.1, near, 0.0))
+
+
+def _by_size(combination: Tensor) -> Tensor:
+    """The columns of a combination, the largest first; those of one size in their order."""
+    order = combination.abs().round(decimals=6).sort(descending=True, stable=True).indices
+    return order[: int(combination.count_nonzero())]
 
 
 def _written(names: tuple[str, ...], coefficients: Tensor, most: int = 6) -> str:
@@ -132,6 +142,8 @@ def by_chance(e: Evidence) -> dict[str, float]:
         return {}  # said by underdetermined
     known = {n for check in (collapsed, collinear, vanishing) for p in check(e) for n in p.names}
     claimed = dict(zip(e.equations.names, e.contribution(e.strengths).tolist(), strict=True))
+    if e.free is not None:
+        known |= {name for name, part in claimed.items() if not part}  # held at zero: no claim
     return {
         name: chance
         for name, chance in e.chances.items()
@@ -141,17 +153,31 @@ def by_chance(e: Evidence) -> dict[str, float]:
 
 def chance(e: Evidence) -> Iterator[Problem]:
     """Columns that add no more to the fit than a random direction in their place would."""
+    remedy = (
+        "Its strength is no finding, nor is its sign: leave it out. To see whether it was at work "
+        f"at all, lower what stays unexplained ({_more(e)}), or stack endpoints."
+    )
+    if e.residual_ratio <= MATERIAL:
+        remedy = (
+            "There are hardly more equations than strengths here, which any columns would solve: "
+            "stack endpoints, or use fewer candidates."
+        )
     for name, chance in by_chance(e).items():
         beside = " beside the others" if len(e.system.seen) > 1 else ""
         yield Problem(
             "chance",
             f"What {name} adds{beside} is no more than a random direction would: one in its place "
             f"does as well with probability {chance:.2g}.",
-            "Its strength is no finding, nor is its sign: leave it out. To see whether it was at "
-            "work at all, lower what stays unexplained (train on, add candidates), or stack "
-            "endpoints.",
+            remedy,
             (name,),
         )
+
+
+def _more(e: Evidence) -> str:
+    """What may lower a residual, by what the equations are."""
+    if all(source.mode == "difference" for source in e.equations.sources):
+        return "more draws, other candidates"
+    return "train on, average epochs, add candidates"
 
 
 def faint(e: Evidence) -> Iterator[Problem]:
@@ -173,7 +199,7 @@ def faint(e: Evidence) -> Iterator[Problem]:
             f"What {name} adds on its own is {float(alone[index]):.1%} of the target, less than "
             f"the {float(beside[index]):.1%} that stays unexplained in its rows: its strength is "
             "at the mercy of that, whatever the others' are.",
-            "Lower what stays unexplained (train on, average an epoch's weights and add its drift, "
-            "add candidates), or read the strength as an order of magnitude at best.",
+            f"Lower what stays unexplained ({_more(e)}), or read the strength as an order of "
+            "magnitude at best.",
             (name,),
         )

@@ -93,14 +93,22 @@ class System:
     def cancelling(self, condition: float = math.inf) -> Tensor:
         """Combinations of unit columns that cancel, one a row, each of as few columns as may be.
 
-        Exactly where the condition is infinite (where rank is lost), else up to one part in it.
-        The largest coefficient of each is 1.
+        Exactly where the condition is infinite (where rank is lost), else those that are left but
+        cancel up to one part in it. The largest coefficient of each is 1.
         """
         _, s, vh = self._svd
-        kept = self.rank if math.isinf(condition) else int((s * condition >= s[:1]).sum())
-        full = self.design.new_zeros(len(s) - kept, len(self.norms))
-        full[:, self.seen] = _echelon(vh[kept:])
+        exact = math.isinf(condition)
+        first = self.rank if exact else int((s * condition >= s[:1]).sum())
+        end = len(s) if exact else max(first, self.rank)
+        full = self.design.new_zeros(end - first, len(self.norms))
+        full[:, self.seen] = _echelon(vh[first:end])
         return full
+
+    @property
+    def least(self) -> float:
+        """Condition number of what the equations determine."""
+        _, s, _ = self._svd
+        return float(s[0] / s[self.rank - 1]) if self.rank else math.inf
 
     def solve(self, targets: Tensor) -> Tensor:
         """Least-squares strengths for every target; of least norm where rank is lost."""

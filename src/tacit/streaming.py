@@ -140,11 +140,19 @@ class Stream:
             )
         return Pass(total / weight, weight, units, batch)
 
-    def repeats(self) -> bool:
-        """Whether two passes begin with the same batch, as far as they can be told apart."""
+    def repeats(self, *, shuffled: bool = True) -> bool:
+        """Whether two passes begin with the same batch, as far as they can be told apart.
+
+        Passes fork the random state, so that a shuffled loader repeats its order; unless
+        `shuffled`, it must be the same under any random state, as labels beside the data need.
+        """
         starts = []
-        for _ in range(2):
+        for seed in range(2):
             with self.ready(training=False):
+                if not shuffled:
+                    seed_devices(seed, self.devices)
+                    for generator in self.batches.generators:
+                        generator.manual_seed(seed)
                 batch = next(self.read(), (None, None))[0]
             starts.append(list(tensors(batch)))
         return len(starts[0]) == len(starts[1]) and all(map(torch.equal, *starts))

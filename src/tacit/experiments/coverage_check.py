@@ -5,7 +5,7 @@ import math
 from tacit.experiments import Check, Table
 from tacit.experiments.checking import at_least, at_most, within
 
-ENOUGH = 400
+ENOUGH = 250
 """Replicates from which a share is worth holding against a bound."""
 NOMINAL = 1.959964
 

@@ -10,7 +10,7 @@ from typing import Any
 from tacit import plots
 from tacit.errors import InputError
 from tacit.experiments import MODULES, Check, load
-from tacit.experiments.store import Result, atomically, read, results
+from tacit.experiments.store import Result, atomically, of_this_version, read, results
 
 STYLE = """
 body { font: 16px/1.55 system-ui, sans-serif; color: #1d1d1f; background: #fff;
@@ -67,7 +67,8 @@ def _section(result: Result) -> str:
     experiment = load(head["experiment"])
     path = result.folder / "figure.svg"
     if not path.is_file() or not path.read_bytes().rstrip().endswith(b"</svg>"):
-        plots.save(experiment.plot(result.rows), result.folder)  # a run ended between the two
+        with of_this_version(result.folder):
+            plots.save(experiment.plot(result.rows), result.folder)  # a run ended between the two
     drawing = path.read_bytes()
     image = base64.b64encode(drawing).decode()
     title = html.escape(experiment.TITLE)

@@ -11,6 +11,7 @@ import platform
 import re
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from itertools import groupby
@@ -140,6 +141,18 @@ def read(folder: Path) -> Result:
 
 
 _REMEDY = "Move it away, or pass --force to replace it."
+
+
+@contextmanager
+def of_this_version(folder: Path) -> Iterator[None]:
+    """Say it in words where rows lack what a figure shows, since another version wrote them."""
+    try:
+        yield
+    except (KeyError, AttributeError) as error:
+        raise InputError(
+            f"the rows in {folder} were written by another version of tacit and lack what the "
+            f"figure shows ({error}): tacit reproduce --force makes them anew."
+        ) from error
 
 
 def _make(folder: Path) -> None:

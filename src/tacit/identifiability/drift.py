@@ -77,14 +77,20 @@ def _times(fits: Any, last: Any) -> list[Any]:
         )
     if isinstance(last, bool) or not isinstance(last, int) or last < STEPS:
         raise InputError(f"last is {last!r}: pass a whole number of checkpoints, at least {STEPS}.")
-    if not all(isinstance(time, Real) and not isinstance(time, bool) for time in fits):
-        raise InputError("the times of fits are not all numbers: pass step or epoch numbers.")
+    if not all(_is_time(time) for time in fits):
+        raise InputError("the times of fits are not all finite numbers: pass steps or epochs.")
+    if not all(hasattr(found, "strengths") for found in fits.values()):
+        raise InputError("the values of fits are not all fits: pass what time_varying gives.")
     times = sorted(fits)[-last:]
     if len(times) < STEPS:
         raise InputError(
             f"{len(times)} checkpoints cannot tell a trend from scatter: fit at least {STEPS}."
         )
     return times
+
+
+def _is_time(time: Any) -> bool:
+    return isinstance(time, Real) and not isinstance(time, bool) and math.isfinite(time)
 
 
 def _contributions(found: "Fit") -> Tensor:

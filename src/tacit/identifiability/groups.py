@@ -1,6 +1,7 @@
 """Columns by the names that users know: a column's own, or that of its family as a whole."""
 
 from collections.abc import Iterable, Sequence
+from itertools import chain, count
 from typing import TYPE_CHECKING, NamedTuple
 
 from tacit.equations import Equations
@@ -37,16 +38,20 @@ def asked(found: "Fit | Equations", what: str) -> Asked:
 def groups(equations: Equations) -> dict[str, tuple[int, ...]]:
     """The columns of each regularizer: one goes by its own name, several by their family's.
 
-    Where that name is taken (`layerwise(l2())` beside `l2()`), the several go by `l2[*]`.
+    Where that name is taken (`layerwise(l2())` beside `l2()`), the several go by `l2[*]`, and the
+    next by `l2[*2]`.
     """
     found: dict[str, tuple[int, ...]] = {}
     start = 0
     for family in equations.families:
         columns = tuple(range(start, start + family.size))
         start += family.size
-        label = equations.names[columns[0]] if family.size == 1 else family.name
-        taken = family.size > 1 and (label in found or label in equations.names)
-        found[f"{label}[*]" if taken else label] = columns
+        label = equations.names[columns[0]]
+        if family.size > 1:
+            others = (f"{family.name}[*{number}]" for number in count(2))
+            free = chain([family.name, f"{family.name}[*]"], others)
+            label = next(n for n in free if n not in found and n not in equations.names)
+        found[label] = columns
     return found
 
 

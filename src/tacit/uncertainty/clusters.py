@@ -44,14 +44,15 @@ def of_sources(equations: Equations) -> ErrorBars | None:
     words = {
         "endpoint": "endpoints",
         "trajectory": "trajectories",
-        "epoch": "epochs of one run, with an allowance for what they share",
+        "epoch": "epochs",
     }
     basis = f"{len(parts)} {words.get(kind, 'points')}"
     bars = jackknife(parts, equations.names, kind="training", basis=basis)
-    if bars is None or kind != "epoch":
+    if bars is None or not any(source.epoch for source in equations.sources):
         return bars
     covariance = bars.covariance * (1 + SHARED * len(parts))
-    return replace(bars, covariance=covariance, measured=MEASURED)
+    basis += ", with an allowance for what epochs share"
+    return replace(bars, basis=basis, covariance=covariance, measured=MEASURED)
 
 
 def jackknife(parts: Tensor, names: Sequence[str], *, kind: Kind, basis: str) -> ErrorBars | None:
@@ -82,6 +83,11 @@ def jackknife(parts: Tensor, names: Sequence[str], *, kind: Kind, basis: str) ->
     """
     if len(parts) < 2:
         return None
+    several = (parts[:, :, :-1] != 0).any(1).sum(0) > 1
+    if not several.any():  # a family of one coefficient a layer, or a parameter
+        lost = torch.full((len(names),), math.inf, dtype=torch.float64)
+        covariance = undetermined(parts.new_zeros(len(names), len(names)), lost)
+        return ErrorBars(kind, basis, tuple(names), covariance, 1.0)
     whole, count = triangle(parts.flatten(0, 1)), len(parts)
     found, lost = _solve_each(_left_out(parts))
     moved, lost = found - _solve_each(whole[None])[0], lost.any(0)

@@ -28,6 +28,8 @@ class Drift:
     rows: Sequence[str]
     candidates: Candidates
     bound: Bound
+    groups: int = 1
+    """Groups of draws that the target is the mean over."""
 
     def reads(self, regularizer: Regularizer) -> bool:
         """Whether a regularizer is a mean over the scored examples themselves."""
@@ -47,11 +49,22 @@ class Drift:
 
     def target(self) -> Params:
         """The target, before known penalties are taken off."""
-        own = self.objective.gradient(self.params)
+        own = self._gradient(self.objective)
         if self.plain is None:
             return {n: -g for n, g in own.items()}
-        other = self.plain.gradient(self.params)
+        other = self._gradient(self.plain)
         return {n: g - other[n] for n, g in own.items()}
+
+    def _gradient(self, objective: Objective) -> Params:
+        """The mean over groups of draws, each with equal weight, as in the target."""
+        if not objective.training:
+            return objective.gradient(self.params)
+        size = 2 if objective.paired else 1
+        parts = []
+        for group in range(self.groups):
+            own = [d for d in range(objective.draws) if d // size % self.groups == group]
+            parts.append(objective.value_and_gradient(self.params, draws=own)[1])
+        return {n: torch.stack([part[n] for part in parts]).mean(0) for n in parts[0]}
 
 
 def design_scores(
@@ -92,18 +105,21 @@ def design_scores(
 def _same_data(a: Objective | None, b: Objective) -> bool:
     if a is None or a is b:
         return a is b
-    return _identical(a.data, b.data) and a.weights is b.weights and a.count == b.count
+    if a.loss is None or b.loss is None:  # units may have weights of their own
+        return False
+    return identical(a.data, b.data) and a.weights is b.weights and a.count == b.count
 
 
-def _identical(a: Any, b: Any) -> bool:
+def identical(a: Any, b: Any) -> bool:
+    """Whether two objectives were given the same data, or tuples of the same tensors."""
     if type(a) is tuple and type(b) is tuple:
         return len(a) == len(b) and all(x is y for x, y in zip(a, b, strict=True))
     return a is b
 
 
-def check_order(objective: Objective) -> None:
+def check_order(objective: Objective, *, shuffled: bool = True) -> None:
     """Refuse data that comes in another order at every pass: examples could not be paired."""
-    if not objective.repeats():
+    if not objective.repeats(shuffled=shuffled):
         raise InputError(
             "the data comes in another order at every pass, and examples of several passes must be "
             "paired: pass a loader that does not shuffle."

@@ -64,7 +64,7 @@ class Scores:
     @property
     def sampled(self) -> float:
         """1 − n/N, by which a variance shrinks where the population is finite."""
-        return 1.0 if self.population is None else 1 - self.count / self.population
+        return 1.0 if self.population is None else 1 - self._drawn / self.population
 
     def error_bars(self) -> ErrorBars:
         """Standard errors of the strengths for which examples were drawn: (1 − n/N)·Cov(ψ)/n."""
@@ -72,9 +72,8 @@ class Scores:
         covariance = undetermined(covariance, self.inflation)
         held = ~self.free
         covariance[held, :] = covariance[:, held] = math.nan
-        units = self.count if self.clusters is None else int(self.clusters.max()) + 1
         return ErrorBars(
-            "sampling", self._basis(), self.names, covariance, units - 1.0,
+            "sampling", self._basis(), self.names, covariance, self._units - 1.0,
             measured=MOVING if self.moving else "",
         )  # fmt: skip
 
@@ -164,6 +163,16 @@ class Scores:
             return torch.ones(self.count, dtype=torch.float64)
         return self.weights
 
+    @property
+    def _drawn(self) -> int:
+        """Examples with weight: others were not looked at."""
+        return int((self._weights > 0).sum())
+
+    @property
+    def _units(self) -> int:
+        """What was drawn: examples, or clusters, with weight."""
+        return int((self._sums()[1] > 0).sum())
+
     def _sums(self) -> tuple[Tensor, Tensor]:
         """Σ wψ and Σ w of what is drawn: examples, or clusters."""
         weights = self._weights
@@ -173,8 +182,8 @@ class Scores:
         return _by_cluster(shares, self.clusters), _by_cluster(weights, self.clusters)
 
     def _basis(self) -> str:
-        count, all_ = f"{self.count:,}", self.population
-        if all_ == self.count:
+        count, all_ = f"{self._drawn:,}", self.population
+        if all_ == self._drawn:
             text = (
                 f"all {count} examples of the population: nothing was sampled, so sampling is "
                 "not the error"
@@ -195,8 +204,10 @@ def covariance_of_mean(values: Tensor, weights: Tensor | None, clusters: Tensor 
     """
     count = len(values)
     parts = values if weights is None else values * (weights * count / weights.sum())[:, None]
+    heavy = torch.ones(count) if weights is None else (weights > 0).double()
     parts = parts if clusters is None else _by_cluster(parts, clusters)
-    units = len(parts)
+    heavy = heavy if clusters is None else _by_cluster(heavy, clusters)
+    units = int((heavy > 0).sum())
     return parts.T @ parts * (units / (units - 1) / count**2)
 
 

@@ -1,6 +1,8 @@
 """Standard errors for which examples were looked at, from one pass over them."""
 
+import math
 from collections.abc import Hashable, Mapping, Sequence
+from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,7 +14,7 @@ from tacit.errors import InputError
 from tacit.objective import Objective
 from tacit.params import Params, Scope, select
 from tacit.regularizers import Regularizer
-from tacit.uncertainty.design import Drift, check_order, design_scores
+from tacit.uncertainty.design import Drift, check_order, design_scores, identical
 from tacit.uncertainty.directions import (
     Directions,
     balanced,
@@ -49,7 +51,7 @@ def score_examples(  # noqa: PLR0913 # the fit and what wrote it, then keyword o
     known: Mapping[Regularizer, float] | None = None,
     rows: Scope = None,
     plain: Objective | None = None,
-    population: int | None = None,
+    population: float | None = None,
     clusters: Sequence[Hashable] | Tensor | None = None,
 ) -> Scores:
     """How much each example moves every strength, and what follows: standard errors, a bootstrap.
@@ -77,6 +79,7 @@ def score_examples(  # noqa: PLR0913 # the fit and what wrote it, then keyword o
         clusters: a label an example, where examples of one label (one patient, one document) are
             not independent of each other.
     """
+    size = _whole(population)
     solved = solve_again(found, objective, plain)
     candidates = check_candidates(regularizers, known)
     point = objective.point(params)
@@ -90,9 +93,10 @@ def score_examples(  # noqa: PLR0913 # the fit and what wrote it, then keyword o
     probes = () if mixed else range(max(1, min(PROBES, SMALL // used)))
     held = [signs(point, bound, chosen, seed=SEED + PROBES * i) for i in probes]
     directions = Directions(point, bound, chosen, solved.inverse[:, solved.free])
+    _check_orders(objective, plain, labelled=clusters is not None)
     mix = balanced(objective.count, seed=SEED) if mixed else None
     taken = _target(found, objective, plain, _Joined(directions, held), point, mix)
-    check_units(taken, population)
+    check_units(taken, size)
     labels = _numbered(clusters, len(taken.values))
     offset, centred = centred_values(taken)
     values = torch.zeros(len(centred), len(solved.free), dtype=torch.float64)
@@ -106,7 +110,7 @@ def score_examples(  # noqa: PLR0913 # the fit and what wrote it, then keyword o
         noise = covariance_of_mean(centred[:, count:], taken.weights, labels)
         total = float(noise.diagonal().mean())
     check_strengths(solved, offset[:count] - known_force(point, bound, directions), values, point)
-    drift = Drift(objective, plain, point, chosen, candidates, bound)
+    drift = Drift(objective, plain, point, chosen, candidates, bound, found.equations.targets)
     moved, notes = design_scores(drift, directions, solved, taken.weights)
     values[:, solved.free] += moved
     along = torch.linalg.eigvalsh(solved.design @ spread @ solved.design.T)[-1]
@@ -115,7 +119,7 @@ def score_examples(  # noqa: PLR0913 # the fit and what wrote it, then keyword o
         strengths=dict(found.strengths),
         values=values,
         weights=taken.weights,
-        population=population,
+        population=size,
         clusters=labels,
         trace=total * len(values),
         correlation=max(1.0, float(along) / (total / used)) if total else 1.0,
@@ -142,6 +146,25 @@ class _Joined(Sequence[Params]):
         return self.directions[index] if index < made else self.held[index - made]
 
 
+def _whole(population: Any) -> Any:
+    """Numpy's whole numbers, and 4e4, as Python's; no end of examples as None."""
+    if population == math.inf:
+        return None
+    number = isinstance(population, Real) and not isinstance(population, bool)
+    return int(float(population)) if number and float(population).is_integer() else population
+
+
+def _check_orders(objective: Objective, plain: Objective | None, *, labelled: bool) -> None:
+    """Refuse data whose examples cannot be paired.
+
+    Passes over one loader are shuffled alike; over two, or beside labels, they are not.
+    """
+    apart = plain is not None and not identical(objective.data, plain.data)
+    for given in (objective, plain):
+        if given is not None and (labelled or plain is not None):
+            check_order(given, shuffled=not (labelled or apart))
+
+
 def _target(
     found: "Fit",
     objective: Objective,
@@ -151,8 +174,6 @@ def _target(
     mix: Tensor | None,
 ) -> Along:
     """⟨target_i, v_j⟩ of every example, before known penalties are taken off."""
-    for given in (objective, plain) if plain is not None else ():
-        check_order(given)
     own = _mean_over_groups(objective, directions, params, found.equations.targets, mix)
     if plain is None:
         return Along(-own.values, own.weights, own.mixed)
@@ -195,6 +216,11 @@ def _numbered(clusters: Sequence[Hashable] | Tensor | None, count: int) -> Tenso
     """Clusters as numbers from 0, in the order of their first example."""
     if clusters is None:
         return None
+    if isinstance(clusters, Tensor) and clusters.ndim != 1:
+        raise InputError(
+            f"clusters has shape {tuple(clusters.shape)}: pass one label an example, as a list or "
+            "a tensor of one dimension."
+        )
     labels = clusters.tolist() if isinstance(clusters, Tensor) else list(clusters)
     if len(labels) != count:
         raise InputError(f"clusters has {len(labels)} labels for {count} examples: pass one each.")

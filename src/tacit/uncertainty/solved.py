@@ -34,6 +34,8 @@ class Solved(NamedTuple):
     condition: float
     square: float
     """‖target‖²."""
+    floor: float
+    """Norm of a target that would be rounding alone."""
 
 
 def solve_again(found: "Fit", objective: Objective, plain: Objective | None) -> Solved:
@@ -81,7 +83,10 @@ def solve_again(found: "Fit", objective: Objective, plain: Objective | None) -> 
     square = float(factor[:, count:].mean(1).square().sum())
     full = system.rank == int(free.sum())
     names = tuple(found.strengths)
-    return Solved(names, strengths, free, inverse, whole, inflation, full, found.condition, square)
+    return Solved(
+        names, strengths, free, inverse, whole, inflation, full, found.condition, square,
+        found.equations.floor,
+    )  # fmt: skip
 
 
 def check_same(
@@ -127,7 +132,9 @@ def check_strengths(solved: Solved, again: Tensor, values: Tensor, params: Param
     slack = max(eps**0.5, min(1.0, 100 * eps * solved.condition))
     sizes = values[:, solved.free].square().mean(0).sqrt() + solved.strengths[solved.free].abs()
     apart = (again - solved.strengths[solved.free]).abs()
-    if (apart > slack * sizes).any():
+    # Under a penalty that the loss does not feel (l2 before a layer norm) all of it is rounding.
+    rounding = solved.floor * solved.inverse.diagonal()[solved.free].sqrt()
+    if (apart > slack * sizes + rounding).any():
         worst = int((apart / sizes.clamp_min(torch.finfo(torch.float64).tiny)).argmax())
         name = solved.names[int(solved.free.nonzero()[worst])]
         raise InputError(
@@ -140,9 +147,12 @@ def check_strengths(solved: Solved, again: Tensor, values: Tensor, params: Param
 
 def check_units(taken: Along, population: int | None) -> None:
     """Refuse too few examples, or a population smaller than they are."""
-    count = len(taken.values)
+    weights = taken.weights
+    count = len(taken.values) if weights is None else int((weights > 0).sum())
     if count < 2:
-        raise InputError("one example has no spread to estimate an error from: score more.")
+        raise InputError(
+            "one example with weight has no spread to estimate an error from: score more."
+        )
     if population is None:
         return
     if isinstance(population, bool) or not isinstance(population, int) or population < count:
