@@ -84,7 +84,19 @@ def test_problems_stand_below_with_their_remedies():
     text = " ".join(fit.summary().split())
     assert fit.problems
     for problem in fit.problems:
-        assert " ".join(str(problem).split()) in text
+        assert " ".join(problem.message.split()) in text
+        assert " ".join(problem.remedy.split()) in text
+
+
+def test_problems_of_one_kind_share_their_remedy():
+    model = torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(8))).double()
+    X = torch.randn(30, 4, generator=torch.Generator().manual_seed(0)).double()
+    many = tacit.estimate(model, F.mse_loss, (X, X.flip(1)), tacit.layerwise(tacit.l2()))
+    alike = [problem for problem in many.problems if problem.kind == "chance"]
+    assert len(alike) > 3
+    text = " ".join(many.summary().split())
+    assert text.count(" ".join(alike[0].remedy.split())) == 1
+    assert f"So it is for {alike[2].names[0]}" in text
 
 
 def test_printing_a_fit_prints_its_summary():

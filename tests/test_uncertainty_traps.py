@@ -160,7 +160,8 @@ def test_unequal_groups_of_draws_score_the_target_that_was_fitted():
         for sign in (1, -1):
             weights = ones.clone()
             weights[place] += sign * size
-            ends.append(torch.tensor(list(fitted(weights)[0].strengths.values())).double())
+            moved = fitted(weights)[0].strengths
+            ends.append(torch.tensor(list(moved.values()), dtype=torch.float64))
         slope = (ends[0] - ends[1]) / (2 * size)
         torch.testing.assert_close(scores.values[place] / 12, slope, rtol=1e-4, atol=1e-8)
 

@@ -142,8 +142,6 @@ def by_chance(e: Evidence) -> dict[str, float]:
         return {}  # said by underdetermined
     known = {n for check in (collapsed, collinear, vanishing) for p in check(e) for n in p.names}
     claimed = dict(zip(e.equations.names, e.contribution(e.strengths).tolist(), strict=True))
-    if e.free is not None:
-        known |= {name for name, part in claimed.items() if not part}  # held at zero: no claim
     return {
         name: chance
         for name, chance in e.chances.items()
