@@ -141,3 +141,21 @@ def test_stored_training_rows_hold_what_the_docs_say():
     low, high = (int(part) for part in re.findall(r"\d+", MEASURED)[:2])
     assert round(100 * found.covered.min()) == low
     assert round(100 * found.covered.max()) == high
+
+
+def test_the_table_of_the_docs_is_that_of_the_stored_rows():
+    text = (Path(__file__).parents[1] / "docs" / "uncertainty.md").read_text()
+    lines = [line.split("|")[1:-1] for line in text.splitlines() if line.startswith("| ")]
+    table = [[cell.strip() for cell in line] for line in lines if len(line) == 6]
+    found = shares(stored("coverage"))
+    own = [line for line in table if line[0] in ("sampling", "draws", "steps", "layers")]
+    assert len(own) == len(found)
+    for line, row in zip(own, found.itertuples(), strict=True):
+        assert line[1] == row.problem
+        assert line[3:] == [f"{row.covered:.1%}", f"{row.naive:.0%}", f"{row.wide:.2f}"]
+    training = assessed(shares(stored("training-coverage")))
+    shown = [line for line in table if line[0] == "training"]
+    ends = [end for line in shown for end in line[3].split(" to ")]
+    assert len(shown) == 4
+    assert f"{training.covered.min():.1%}" in ends
+    assert f"{training.covered.max():.1%}" in ends
