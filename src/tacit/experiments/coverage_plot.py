@@ -40,7 +40,7 @@ def plot(rows: Table) -> "Figure":
         axes.set_xlim(-0.02, 1.02)
         axes.set_xticks([0, 0.25, 0.5, 0.75, 0.95], ["0", "25 %", "50 %", "75 %", "95 %"])
         axes.set_xlabel("how often a nominal 95 % interval held the value")
-        axes.plot([], [], "o-", color=plots.BLUE, ms=4.5, label="intervals of the kind named")
+        axes.plot([], [], "o-", color="black", ms=4.5, label="intervals of the kind named")
         axes.plot([], [], "x", color=plots.GREY, ms=5, label="ordinary least squares")
         figure.legend(loc="outside upper right", ncols=2)
     return figure
