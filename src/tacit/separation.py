@@ -33,14 +33,14 @@ def undetermined(e: Evidence) -> Iterator[Problem]:
 
 
 def _collapsed_pairs(e: Evidence) -> list[tuple[int, int]]:
-    """Ridge and smooth-L1 columns that are nearly one, where the residual can mistake them."""
+    """Ridge and smooth-L1 columns that are nearly one, however small the residual is.
+
+    A collapsed network has few weights left, and as few equations are solved by any strengths.
+    """
     kinds = [family.kind for family in e.equations.families for _ in range(family.size)]
     ridge = [i for i, kind in enumerate(kinds) if kind == "l2"]
     lasso = [i for i, kind in enumerate(kinds) if kind == "smooth_l1"]
-    cosines = e.system.cosines[ridge][:, lasso].abs()
-    condition = ((1 + cosines) / (1 - cosines).clamp_min(1e-24)).sqrt()
-    mistaken = (condition * e.residual_ratio > AMPLIFIED) | (e.system.rank < len(e.system.seen))
-    same = torch.nonzero((cosines > COLLAPSED) & mistaken)
+    same = torch.nonzero(e.system.cosines[ridge][:, lasso].abs() > COLLAPSED)
     return [(ridge[i], lasso[j]) for i, j in same.tolist()]
 
 
@@ -53,7 +53,8 @@ def collapsed(e: Evidence) -> Iterator[Problem]:
             f"The gradients of {ridge} and {lasso} have cosine "
             f"{float(e.system.cosines[i, j]):.4f}: nearly all weights are inside the smoothing "
             "width (or of one size), where the two penalties are the same.",
-            "Their strengths are not identified apart: drop one, or lower beta.",
+            "Their strengths are not identified apart, unless the fit is exact for other reasons: "
+            "drop one, or lower beta.",
             (ridge, lasso),
         )
 
