@@ -48,11 +48,10 @@ def candidates() -> list[tacit.Regularizer]:
 def measure(*, quick: bool) -> list[Row]:
     """Ratios of median times, the kinds taking turns in one run, then the bootstrap."""
     images = classes(500 if quick else 20_000)
-    rows, scores = _ratio("MLP", mlp(), images, 1024, bound=BOUND, quick=quick)
+    rows, scores = _ratio("MLP", mlp(), images, 1024, quick=quick)
     # At width 128 operations on entries outweigh products of matrices, and a derivative of a
-    # backward pass has more of them than a forward pass: shown, but the bound is for models whose
-    # time goes into products.
-    for width, count, batch, bound in ((128, 1024, 64, None), (512, 256, 32, BOUND)):
+    # backward pass has more of them than a forward pass.
+    for width, count, batch in ((128, 1024, 64), (512, 256, 32)):
         size = count // 8 if quick else count
         generator = torch.Generator().manual_seed(0)
         tokens = torch.randint(VOCABULARY, (size, TOKENS), generator=generator)
@@ -61,7 +60,7 @@ def measure(*, quick: bool) -> list[Row]:
             torch.manual_seed(0)
             model = Transformer(width).eval()
         label = f"transformer of width {width}"
-        rows += _ratio(label, model, data, batch, bound=bound, quick=quick)[0]
+        rows += _ratio(label, model, data, batch, quick=quick)[0]
     return [*rows, *_bootstraps(scores, quick=quick)]
 
 
@@ -71,7 +70,6 @@ def _ratio(
     data: tuple[Tensor, Tensor],
     batch: int,
     *,
-    bound: float | None,
     quick: bool,
 ) -> tuple[list[Row], Scores]:
     objective = tacit.Objective(model, F.cross_entropy, data, batch_size=batch)
@@ -90,7 +88,7 @@ def _ratio(
             f"score_examples of 3 strengths, {label} / one forward pass",
             f"{ratio:.1f}× ({median(scored):.2f} s over {median(plain):.3f} s)",
             value=ratio,
-            bound=bound,
+            bound=BOUND,
         ),
         Row(
             f"  per-example gradients by vmap, {label} / one forward pass",

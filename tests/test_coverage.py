@@ -119,8 +119,10 @@ def stored(name):
 def test_stored_rows_hold_what_the_docs_say():
     rows = stored("coverage")
     found = shares(rows)
-    assert len(check(rows)) == 4
-    assert all(key.holds for key in check(rows))
+    # First-order error bars miss a design that is itself mostly noise, and the check says so.
+    failed = [key.label for key in check(rows) if not key.holds]
+    assert len(check(rows)) == 6
+    assert all(label.startswith("sampling, moving design") for label in failed)
     assert found.replicates.min() >= 500
     others = found[found.kind.isin(["steps", "layers"])]
     assert others.covered.between(0.92, 0.97).all()

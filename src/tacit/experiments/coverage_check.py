@@ -44,12 +44,17 @@ def check(rows: Table) -> list[Check]:
     found = assessed(shares(rows))
     found = found[found.replicates >= ENOUGH]
     checks = []
-    for kind in ("sampling", "draws"):
-        own = found[(found.kind == kind) & ~found.problem.str.startswith("moving")]
+    moving = found.problem.str.startswith("moving")
+    parts = {
+        "sampling": found[(found.kind == "sampling") & ~moving],
+        "sampling, moving design": found[moving],
+        "draws": found[found.kind == "draws"],
+    }
+    for label, own in parts.items():
         if len(own):
             checks += [
-                within(f"{kind}: covered, least", own.covered.min(), 0.92, 0.97),
-                within(f"{kind}: covered, most", own.covered.max(), 0.92, 0.97),
+                within(f"{label}: covered, least", own.covered.min(), 0.92, 0.97),
+                within(f"{label}: covered, most", own.covered.max(), 0.92, 0.97),
             ]
     for name, symbol, least in (("l2", "λ₂", 0.85), ("smooth_l1", "λ₁", 0.70)):
         own = found[(found.kind == "training") & (found.name == name)]
