@@ -281,3 +281,20 @@ def test_a_near_pair_is_named_beside_an_exact_one_and_split_signs_mean_nothing()
     down = tacit.regularizer("down", lambda p: -sum(t.square().sum() for t in p.values()))
     split = tacit.estimate(model, F.mse_loss, (X, y), [tacit.l2(), down])
     assert not any(p.kind == "negative" for p in split.problems)
+
+
+def test_steps_that_a_fused_optimizer_skips_take_no_time():
+    """As GradScaler has it: step() is called, `found_inf` is set, and nothing moves."""
+    X, y = random_data(9)
+    model = nn.Linear(5, 1).double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, weight_decay=0.2, fused=True)
+    watch = tacit.average_epochs(model, optimizer)
+    for step in range(10):
+        optimizer.zero_grad()
+        F.mse_loss(model(X), y).backward()
+        optimizer.found_inf = torch.tensor(float(step % 2))
+        optimizer.step()
+    watch.end_epoch()
+    objective = tacit.Objective(model, F.mse_loss, (X, y))
+    found = tacit.fit(watch.equations(objective, tacit.l2()))
+    assert found.strengths["l2"] == pytest.approx(0.1, rel=1e-9)
