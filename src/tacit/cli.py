@@ -145,6 +145,7 @@ def estimate(
     """Estimate strengths at the objective's parameters and print the summary."""
     import tacit
     from tacit.specs import find_objective, parse_known, parse_regularizer
+    from tacit.uncertainty.scores import with_sampling
 
     with plain_errors():
         found = find_objective(objective)
@@ -152,11 +153,7 @@ def estimate(
         applied = dict(parse_known(spec, found) for spec in known or [])
         equations = tacit.endpoint_equations(found, regularizers, known=applied)
         result = tacit.fit(equations, nonnegative=nonnegative)
-        if population is not None and any(result.strengths.values()):
-            scores = tacit.score_examples(
-                result, found, regularizers, known=applied, population=population
-            )
-            result = result.with_error_bars(scores.error_bars(), *scores.problems)
+        result = with_sampling(result, found, regularizers, known=applied, population=population)
         if json_file is not None:
             _write(json_file, json.dumps(result.to_dict(), indent=2) + "\n")
     print(result.summary())

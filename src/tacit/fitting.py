@@ -15,7 +15,7 @@ from tacit.equations import Equations, Source
 from tacit.errors import InputError, Problem
 from tacit.evidence import Evidence
 from tacit.regularizers.quadratic import quadratic_matrix
-from tacit.solving import System
+from tacit.solving import System, paired
 from tacit.uncertainty.error_bars import KINDS, ErrorBars
 from tacit.uncertainty.from_equations import from_equations
 
@@ -211,7 +211,7 @@ def _shares(design: Tensor, strengths: Tensor, targets: Tensor) -> Tensor:
     pairs = torch.ones(groups, groups) if groups == 1 else 1 - torch.eye(groups)
     inner, pairs = design.T @ targets, pairs.to(targets)
     parts = (strengths @ pairs * inner).sum(1)
-    whole = float((targets @ pairs * targets).sum())
+    whole = paired(targets, targets)
     return parts / whole if whole > 0 else torch.zeros_like(parts)
 
 

@@ -18,12 +18,13 @@ from tacit.errors import InputError
 from tacit.fitting import Fit, fit
 from tacit.flow import Reference, euler, rk4
 from tacit.losses import Loss
+from tacit.noise import dealt
 from tacit.objective import Objective
 from tacit.params import Params, Scope, norm, select, square_norm, wide
 from tacit.probes import coarsest
 from tacit.regularizers import Regularizer
 from tacit.trajectory import Trajectory, check_alike
-from tacit.uncertainty.scores import score_examples
+from tacit.uncertainty.scores import with_sampling
 
 GROUPS = 8
 """Groups of draws by default: the spread of so few is known to a quarter, at t of 7 degrees."""
@@ -56,10 +57,7 @@ def estimate(
     objective = Objective(model, loss, data)
     equations = endpoint_equations(objective, regularizers, known=known)
     found = fit(equations, nonnegative=nonnegative)
-    if population is None or (nonnegative and not any(found.strengths.values())):
-        return found  # nothing is asked for, or nothing is free to move
-    scores = score_examples(found, objective, regularizers, known=known, population=population)
-    return found.with_error_bars(scores.error_bars(), *scores.problems)
+    return with_sampling(found, objective, regularizers, known=known, population=population)
 
 
 def endpoint_equations(
@@ -232,11 +230,8 @@ def _group_gradients(
             f"{' of mirrored pairs' if objective.paired else ''}: pass "
             f"Objective(…, training=True, draws={least}) or more, or fewer groups."
         )
-    draws, size = range(objective.draws), 2 if objective.paired else 1
-    return [
-        objective.value_and_gradient(params, draws=[d for d in draws if d // size % groups == g])
-        for g in range(groups)
-    ]
+    shared = dealt(objective.draws, groups, paired=objective.paired)
+    return [objective.value_and_gradient(params, draws=own) for own in shared]
 
 
 def _independent_draws(objective: Objective) -> int:

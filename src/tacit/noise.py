@@ -73,3 +73,9 @@ def takes_noise(batch_loss: Callable[..., Any], *, training: bool, draws: int) -
             "in mirrored pairs. Pass training=True and an even number of draws, such as draws=16."
         )
     return True
+
+
+def dealt(draws: int, groups: int, *, paired: bool) -> list[list[int]]:
+    """Draws dealt to groups in turn; mirrored pairs stay together."""
+    size = 2 if paired else 1
+    return [[d for d in range(draws) if d // size % groups == group] for group in range(groups)]

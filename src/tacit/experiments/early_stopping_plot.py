@@ -17,12 +17,11 @@ RULES = {
 
 def spread(rows: Table) -> Table:
     """Mean over pools for every m, with its 95 % confidence interval (Student's t)."""
-    from scipy.stats import t
-
-    found = rows.groupby(rows.m.astype(int)).value.agg(["mean", "std", "count"])
-    count = found["count"].to_numpy()
-    half = t.ppf(0.975, (count - 1).clip(1)) * found["std"].fillna(0) / count**0.5
-    return found.assign(low=found["mean"] - half, high=found["mean"] + half)
+    values = rows.groupby(rows.m.astype(int)).value
+    ends = values.agg(lambda own: plots.interval(own.tolist()))
+    return values.agg(["mean"]).assign(
+        low=[low for low, _ in ends], high=[high for _, high in ends]
+    )
 
 
 def plot(rows: Table) -> "Figure":

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from tacit.assembly import Bound, Candidates
 from tacit.errors import InputError
+from tacit.noise import dealt
 from tacit.objective import Objective
 from tacit.params import Params
 from tacit.regularizers import Regularizer
@@ -59,11 +60,8 @@ class Drift:
         """The mean over groups of draws, each with equal weight, as in the target."""
         if not objective.training:
             return objective.gradient(self.params)
-        size = 2 if objective.paired else 1
-        parts = []
-        for group in range(self.groups):
-            own = [d for d in range(objective.draws) if d // size % self.groups == group]
-            parts.append(objective.value_and_gradient(self.params, draws=own)[1])
+        shared = dealt(objective.draws, self.groups, paired=objective.paired)
+        parts = [objective.value_and_gradient(self.params, draws=own)[1] for own in shared]
         return {n: torch.stack([part[n] for part in parts]).mean(0) for n in parts[0]}
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from tacit.assembly import check_candidates
 from tacit.directional import Along
 from tacit.errors import InputError
+from tacit.noise import dealt
 from tacit.objective import Objective
 from tacit.params import Params, Scope, select
 from tacit.regularizers import Regularizer
@@ -132,6 +133,24 @@ def score_examples(  # noqa: PLR0913 # the fit and what wrote it, then keyword o
     )
 
 
+def with_sampling(
+    found: "Fit",
+    objective: Objective,
+    regularizers: Regularizer | Sequence[Regularizer],
+    *,
+    known: Mapping[Regularizer, float] | None,
+    population: float | None,
+) -> "Fit":
+    """An endpoint fit with error bars of sampling, where a population is given.
+
+    Without, and where λ ≥ 0 leaves no strength free to move, it is the fit as it was.
+    """
+    if population is None or (found.nonnegative and not any(found.strengths.values())):
+        return found
+    scores = score_examples(found, objective, regularizers, known=known, population=population)
+    return found.with_error_bars(scores.error_bars(), *scores.problems)
+
+
 class _Joined(Sequence[Params]):
     """Directions made on demand, and some that are held."""
 
@@ -202,8 +221,7 @@ def _mean_over_groups(
     """The mean over groups of draws, each with equal weight, as in the target."""
     if not objective.training:
         return objective.along(directions, params, signs=mix)
-    size = 2 if objective.paired else 1
-    draws = [[d for d in range(objective.draws) if d // size % groups == g] for g in range(groups)]
+    draws = dealt(objective.draws, groups, paired=objective.paired)
     if len({len(group) for group in draws}) == 1:
         return objective.along(directions, params, signs=mix)
     parts = [objective.along(directions, params, draws=group, signs=mix) for group in draws]

@@ -158,5 +158,5 @@ def check_units(taken: Along, population: int | None) -> None:
     if isinstance(population, bool) or not isinstance(population, int) or population < count:
         raise InputError(
             f"population is {population!r} for {count} examples: pass the whole number of examples "
-            "that these were drawn from, or None where there is no end of them."
+            "that these were drawn from, or inf where there is no end of them."
         )
