@@ -153,7 +153,7 @@ def _batch(
                 column, weights = take(duals(params, directions[j]), forward)
             columns.append(column)
         return torch.cat(columns, dim=1), weights
-    except (RuntimeError, NotImplementedError) as error:
+    except RuntimeError as error:
         if isinstance(error, torch.OutOfMemoryError):
             raise
         raise InputError(

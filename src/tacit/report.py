@@ -60,7 +60,7 @@ def _percent(part: float) -> str:
     return f"{100 * part:.1f} %"
 
 
-def doubtful(fit: "Fit") -> bool:
+def _doubtful(fit: "Fit") -> bool:
     """Whether strengths stand for too little of the target to be read as findings."""
     return fit.explained < EXPLAINED or any(p.kind == "no signal" for p in fit.problems)
 
@@ -120,7 +120,7 @@ def _table(fit: "Fit") -> list[str]:
         label = _cut(name, width)
         strength = f"{fit.strengths[name]:.6g}"
         cells = [
-            f"({strength})" if doubtful(fit) else strength,
+            f"({strength})" if _doubtful(fit) else strength,
             *(_number(own[name]) for own in errors),
             f"{fit.shares[name]:.4f}",
             _number(fit.inflation[name]),
