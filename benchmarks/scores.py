@@ -42,7 +42,7 @@ class Transformer(nn.Module):
 
 def candidates() -> list[tacit.Regularizer]:
     """Three strengths."""
-    return [tacit.l2(), tacit.smooth_l1(1e-3), tacit.group_l2(scope="*.weight")]
+    return [tacit.l2(), tacit.smooth_l1(1e-3), tacit.regularizers.group_l2(scope="*.weight")]
 
 
 def measure(*, quick: bool) -> list[Row]:

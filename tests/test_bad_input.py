@@ -4,8 +4,8 @@ import math
 
 import pytest
 import torch
-from problems import params_of, random_data, tanh_mlp
 from safetensors.torch import save_file
+from support.problems import params_of, random_data, tanh_mlp
 from torch import nn
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -172,31 +172,40 @@ FAMILIES = [
         for beta in (0, -1.0, NAN, INF, "1e-3", None, True)
     ),
     (lambda: tacit.l2(name=" "), r"name is ' ': pass a string that is not empty"),
-    (lambda: tacit.diagonal(name=None), r"name is None: pass a string"),
+    (lambda: tacit.regularizers.diagonal(name=None), r"name is None: pass a string"),
     (lambda: bind(tacit.l2(scope="conv*")), r"scope of l2='conv\*' covers no par.*0\.w"),
     (lambda: bind(tacit.l1(scope=lambda n: False)), r"l1=.* covers no param"),
     (lambda: bind(tacit.l2(scope=3)), r"scope of l2 was given int: pass a name"),
-    (lambda: bind(tacit.nuclear_norm(scope="*.bias")), r"none.*two or more dim.*Widen"),
-    (lambda: tacit.distance_to(MODEL), r"given a Sequential.*dictionary"),
-    (lambda: tacit.distance_to({"w": 1}), r"pass a dictionary of named"),
-    (lambda: tacit.distance_to(broken(NAN)), r"reference value of '2\.bias' holds"),
-    (lambda: bind(tacit.distance_to({"w": X})), r"no such tensor.*'0\.weight'.*limit the sc"),
-    (lambda: bind(tacit.distance_to(BENT)), r"\(4,\) for '2\.bias', the model \(1,\)"),
+    (
+        lambda: bind(tacit.regularizers.nuclear_norm(scope="*.bias")),
+        r"none.*two or more dim.*Widen",
+    ),
+    (lambda: tacit.regularizers.distance_to(MODEL), r"given a Sequential.*dictionary"),
+    (lambda: tacit.regularizers.distance_to({"w": 1}), r"pass a dictionary of named"),
+    (lambda: tacit.regularizers.distance_to(broken(NAN)), r"reference value of '2\.bias' holds"),
+    (
+        lambda: bind(tacit.regularizers.distance_to({"w": X})),
+        r"no such tensor.*'0\.weight'.*limit the sc",
+    ),
+    (lambda: bind(tacit.regularizers.distance_to(BENT)), r"\(4,\) for '2\.bias', the model \(1,\)"),
     (lambda: tacit.layerwise(3), r"given 'int'.*not a sum.*Pass l2\(\)"),
-    (lambda: tacit.layerwise(tacit.diagonal()), r"'diagonal', which is not a sum"),
+    (lambda: tacit.layerwise(tacit.regularizers.diagonal()), r"'diagonal', which is not a sum"),
     (lambda: tacit.layerwise(tacit.layerwise(tacit.l2())), r"not a sum"),
-    (lambda: tacit.gradient_norm(MODEL), r"given a Sequential: pass the tacit\.Obj"),
+    (lambda: tacit.regularizers.gradient_norm(MODEL), r"given a Sequential: pass the tacit\.Obj"),
     (lambda: tacit.regularizer("r", 3), r"'r' was given a int: pass a function"),
     (lambda: custom(lambda p: p["0.weight"]), r"\(8, 5\): a scalar tensor is needed\. Sum"),
     (lambda: custom(lambda p: 1.0), r"'r' returned float: a scalar"),
     (lambda: custom(lambda p: torch.tensor(p["2.bias"].item())), r"'r' does not .*without \.item"),
     (lambda: custom(lambda p: p["2.bias"].sum(), scope="0"), r"'r' does not .* it covers"),
     (lambda: custom(lambda p: (p["2.bias"] * 0).sqrt()), r"regularizer 'r' of '2\.bias' holds"),
-    (lambda: bind(tacit.diagonal(), wide(5001)), r"p = 5001 .*at most 5000.*Limit its"),
-    (lambda: bind(tacit.symmetric(), wide(100)), r"p\(p\+1\)/2 = 5050 .*at most 5000"),
-    (lambda: bind(tacit.symmetric(), wide(10**6)), r"p = 1000000 .*at most 5000"),
+    (
+        lambda: bind(tacit.regularizers.diagonal(), wide(5001)),
+        r"p = 5001 .*at most 5000.*Limit its",
+    ),
+    (lambda: bind(tacit.regularizers.symmetric(), wide(100)), r"p\(p\+1\)/2 = 5050 .*at most 5000"),
+    (lambda: bind(tacit.regularizers.symmetric(), wide(10**6)), r"p = 1000000 .*at most 5000"),
 ]
-RIDGE, FULL = tacit.l2(), tacit.symmetric(scope="2")
+RIDGE, FULL = tacit.l2(), tacit.regularizers.symmetric(scope="2")
 
 
 def endpoint(regularizers=RIDGE, **options):
@@ -304,7 +313,7 @@ def test_second_order_where_attention_cannot_be_differentiated_twice_names_the_m
     tokens = torch.randn(6, 3, 8)
     objective = Objective.from_batch_loss(nn.Linear(8, 8), forced, [tokens])
     with pytest.raises(InputError, match=r"double backward.*math backend"):
-        tacit.endpoint_equations(objective, tacit.gradient_norm(objective))
+        tacit.endpoint_equations(objective, tacit.regularizers.gradient_norm(objective))
 
 
 def test_minus_infinity_is_welcome_as_a_mask_in_batches_of_the_users_own():

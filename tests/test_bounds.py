@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from test_fitting import equations
+from support.systems import equations
 
 import tacit
 from tacit import bounds

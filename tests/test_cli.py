@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 import tacit
 from tacit import cli
-from tacit.experiments import MODULES, load, store
+from tacit_paper import MODULES, load, store
 
 TACIT = [sys.executable, "-c", "from tacit.cli import main; main()"]
 MODULE = """

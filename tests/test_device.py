@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from problems import params_of, random_data, tanh_mlp
+from support.problems import params_of, random_data, tanh_mlp
 from torch import nn
 from torch.nn import functional as F
 
@@ -23,10 +23,10 @@ def network(device, seed=0):
 def candidates(objective):
     start = {n: 0.5 * p for n, p in objective.params.items()}
     return [
-        tacit.l2(), tacit.l1(), tacit.smooth_l1(0.1), tacit.distance_to(start), tacit.group_l2(),
-        tacit.nuclear_norm(), tacit.gradient_norm(objective), tacit.layerwise(tacit.l2(name="own")),
-        tacit.diagonal(scope="3.bias"), tacit.symmetric(scope="3.bias"),
-        tacit.explicit_dropout(objective),
+        tacit.l2(), tacit.l1(), tacit.smooth_l1(0.1), tacit.regularizers.distance_to(start), tacit.regularizers.group_l2(),
+        tacit.regularizers.nuclear_norm(), tacit.regularizers.gradient_norm(objective), tacit.layerwise(tacit.l2(name="own")),
+        tacit.regularizers.diagonal(scope="3.bias"), tacit.regularizers.symmetric(scope="3.bias"),
+        tacit.regularizers.explicit_dropout(objective),
         tacit.regularizer("fourth", lambda params: sum((p**4).sum() for p in params.values())),
     ]  # fmt: skip
 
@@ -127,10 +127,10 @@ def test_error_bars_are_those_of_the_cpu(device):
     found = []
     for place in ("cpu", device):
         objective = tacit.Objective(network(place), F.mse_loss, data)
-        regularizers = [tacit.l2(), tacit.gradient_norm(objective)]
+        regularizers = [tacit.l2(), tacit.regularizers.gradient_norm(objective)]
         fitted = tacit.fit(tacit.endpoint_equations(objective, regularizers))
         scores = tacit.score_examples(fitted, objective, regularizers, population=100)
-        jitter = tacit.stationary_error_bars(
+        jitter = tacit.uncertainty.stationary_error_bars(
             fitted, objective, regularizers, rate=0.01, batch_size=8
         )
         found.append((scores.values, scores.error_bars().covariance, jitter.covariance))

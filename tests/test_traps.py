@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from problems import params_of, random_data, tanh_mlp
+from support.problems import params_of, random_data, tanh_mlp
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
@@ -127,11 +127,14 @@ def test_autocast_raises_the_level_of_rounding():
 
 def test_names_of_single_coordinates_are_readable():
     params = {"l.weight": torch.ones(2, 2), "scale": torch.ones(())}
-    assert tacit.diagonal().bind(params).names == (
+    assert tacit.regularizers.diagonal().bind(params).names == (
         "diagonal[l.weight[0,0]]", "diagonal[l.weight[0,1]]", "diagonal[l.weight[1,0]]",
         "diagonal[l.weight[1,1]]", "diagonal[scale]",
     )  # fmt: skip
-    assert "symmetric[l.weight[0,0],l.weight[0,1]]" in tacit.symmetric().bind(params).names
+    assert (
+        "symmetric[l.weight[0,0],l.weight[0,1]]"
+        in tacit.regularizers.symmetric().bind(params).names
+    )
 
 
 def test_a_summary_of_stacked_sources_says_where_they_differ():

@@ -1,109 +1,121 @@
-"""Estimate the regularization that a training run applied without writing it down."""
+"""Estimate the regularization that a training run applied without writing it down.
 
-from tacit import bounds, ensembles, identifiability, theory
-from tacit.averaging import EpochAverages, average_epochs
-from tacit.bootstrapping import bootstrap, time_varying
-from tacit.equations import Equations, stack
-from tacit.errors import InputError, Problem
-from tacit.fitting import Fit, fit
-from tacit.flow import euler, rk4
-from tacit.identifiability import (
-    compare,
-    drift,
-    null_distribution,
-    ordered_shares,
-    unique_shares,
-)
-from tacit.matching import (
-    difference_equations,
-    endpoint_equations,
-    estimate,
-    trajectory_equations,
-)
-from tacit.noise import Noise
-from tacit.objective import Objective
-from tacit.regularizers import (
-    Regularizer,
-    diagonal,
-    distance_to,
-    explicit_dropout,
-    gradient_norm,
-    group_l2,
-    l1,
-    l2,
-    layerwise,
-    nuclear_norm,
-    regularizer,
-    smooth_l1,
-    symmetric,
-)
-from tacit.trajectory import Recorder, Trajectory, record
-from tacit.uncertainty.error_bars import ErrorBars
-from tacit.uncertainty.scores import Scores, score_examples
-from tacit.uncertainty.stationary import stationary_error_bars
-from tacit.validation import (
-    Certificate,
-    LeastSquaresCertificate,
-    Validation,
-    certify,
-    certify_least_squares,
-    penalty,
-    validate,
-)
+Names are imported when they are first used, so that `tacit --help` does not wait for torch.
+"""
+
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tacit import (
+        bounds,
+        ensembles,
+        equations,
+        fitting,
+        identifiability,
+        objective,
+        reference,
+        regularizers,
+        theory,
+        uncertainty,
+        validation,
+    )
+    from tacit.equations import (
+        Equations,
+        Trajectory,
+        average_epochs,
+        bootstrap,
+        difference_equations,
+        endpoint_equations,
+        euler,
+        record,
+        rk4,
+        stack,
+        trajectory_equations,
+    )
+    from tacit.errors import InputError, Problem
+    from tacit.estimating import estimate, time_varying
+    from tacit.fitting import Fit, fit
+    from tacit.identifiability import null_distribution
+    from tacit.objective import Objective
+    from tacit.regularizers import Regularizer, l1, l2, layerwise, regularizer, smooth_l1
+    from tacit.uncertainty import score_examples
+    from tacit.validation import validate
 
 __all__ = [
-    "Certificate",
-    "EpochAverages",
     "Equations",
-    "ErrorBars",
     "Fit",
     "InputError",
-    "LeastSquaresCertificate",
-    "Noise",
     "Objective",
     "Problem",
-    "Recorder",
     "Regularizer",
-    "Scores",
     "Trajectory",
-    "Validation",
     "average_epochs",
     "bootstrap",
     "bounds",
-    "certify",
-    "certify_least_squares",
-    "compare",
-    "diagonal",
     "difference_equations",
-    "distance_to",
-    "drift",
     "endpoint_equations",
     "ensembles",
+    "equations",
     "estimate",
     "euler",
-    "explicit_dropout",
     "fit",
-    "gradient_norm",
-    "group_l2",
+    "fitting",
     "identifiability",
     "l1",
     "l2",
     "layerwise",
-    "nuclear_norm",
     "null_distribution",
-    "ordered_shares",
-    "penalty",
+    "objective",
     "record",
+    "reference",
     "regularizer",
+    "regularizers",
     "rk4",
     "score_examples",
     "smooth_l1",
     "stack",
-    "stationary_error_bars",
-    "symmetric",
     "theory",
     "time_varying",
     "trajectory_equations",
-    "unique_shares",
+    "uncertainty",
     "validate",
+    "validation",
 ]
+
+try:
+    __version__ = version("tacit")
+except PackageNotFoundError:  # run from a source tree
+    __version__ = "0+unknown"
+
+_HOMES = {
+    "tacit.equations": (
+        "Equations Trajectory average_epochs bootstrap difference_equations endpoint_equations "
+        "euler record rk4 stack trajectory_equations"
+    ),
+    "tacit.errors": "InputError Problem",
+    "tacit.estimating": "estimate time_varying",
+    "tacit.fitting": "Fit fit",
+    "tacit.identifiability": "null_distribution",
+    "tacit.objective": "Objective",
+    "tacit.regularizers": "Regularizer l1 l2 layerwise regularizer smooth_l1",
+    "tacit.uncertainty": "score_examples",
+    "tacit.validation": "validate",
+}
+_HOME = {name: module for module, names in _HOMES.items() for name in names.split()}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        value = getattr(import_module(_HOME[name]), name)
+    elif name in __all__:
+        value = import_module(f"tacit.{name}")
+    else:
+        raise AttributeError(f"module 'tacit' has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -11,7 +11,7 @@ from numbers import Real
 import torch
 from torch import Tensor
 
-from tacit.equations import Equations
+from tacit.equations.equations import Equations
 from tacit.errors import InputError
 
 

@@ -43,7 +43,7 @@ def plain_errors() -> Iterator[None]:
 @app.command("list")
 def list_experiments() -> None:
     """List the experiments."""
-    from tacit.experiments import MODULES, load
+    from tacit_paper import MODULES, load
 
     with plain_errors():
         _need("pandas", "pyarrow", "matplotlib")
@@ -68,7 +68,7 @@ def reproduce(
     ] = None,
 ) -> None:
     """Reproduce figures of the paper: rows, figures and a page of all."""
-    from tacit.experiments import MODULES, data, load
+    from tacit_paper import MODULES, data, load
 
     with plain_errors(), data.directory(data_dir):
         _need("pandas", "pyarrow", "matplotlib")
@@ -85,8 +85,7 @@ def reproduce(
 
 
 def _reproduce_one(name: str, preset: str, folder: Path, device: str, force: bool) -> None:
-    from tacit import plots
-    from tacit.experiments import load, store
+    from tacit_paper import load, plots, store
 
     experiment = load(name)
     with _progress(name) as advance:
@@ -106,8 +105,7 @@ def plot(
     folder: Annotated[Path, typer.Argument(help="A result folder, or one that holds several.")],
 ) -> None:
     """Draw figures again from their rows, and the page where there is one."""
-    from tacit import plots
-    from tacit.experiments import load, store
+    from tacit_paper import load, plots, store
 
     with plain_errors():
         _need("pandas", "pyarrow", "matplotlib")
@@ -183,7 +181,7 @@ def choose_device(name: str) -> tuple[str, str]:
 @contextmanager
 def _progress(label: str) -> Iterator[Callable[[int, int], None]]:
     """A bar with the time left, on terminals."""
-    from tacit.progress import new_bar
+    from tacit.objective.passes import new_bar
 
     bar = new_bar()
     try:
@@ -194,7 +192,7 @@ def _progress(label: str) -> Iterator[Callable[[int, int], None]]:
 
 
 def _write_page(out: Path) -> None:
-    from tacit.experiments.page import write_page
+    from tacit_paper.page import write_page
 
     screen.print(f"page: {write_page(out)}")
 

@@ -11,7 +11,7 @@ import torch
 from scipy.optimize import nnls
 from torch import Tensor
 
-from tacit.params import Params
+from tacit.objective.params import Params
 from tacit.regularizers import Regularizer
 
 Function = Callable[[Params], Tensor]

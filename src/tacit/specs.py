@@ -52,11 +52,11 @@ def parse_regularizer(spec: str, objective: "tacit.Objective") -> "tacit.Regular
     if len(options) < len(given):
         raise InputError(f"{spec!r} gives an option twice: give each once.")
     if name in OF_OBJECTIVES:
-        return _make(spec, getattr(tacit, name), objective, **options)
+        return _make(spec, getattr(tacit.regularizers, name), objective, **options)
     if name not in SIMPLE:
         known = ", ".join((*SIMPLE, *OF_OBJECTIVES, "layerwise:…"))
         raise InputError(f"no regularizer {name!r} in {spec!r}: there are {known}.")
-    return _make(spec, getattr(tacit, name), **options)
+    return _make(spec, getattr(tacit.regularizers, name), **options)
 
 
 def parse_known(spec: str, objective: "tacit.Objective") -> tuple["tacit.Regularizer", float]:

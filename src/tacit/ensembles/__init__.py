@@ -1,15 +1,15 @@
 """Many small networks of one architecture, trained and matched as one batched program."""
 
-from tacit.ensembles.chance import mask_generator, order_generator
 from tacit.ensembles.data import Data
 from tacit.ensembles.denormals import flushed_denormals
-from tacit.ensembles.marginal import Marginal, dropout_equations
-from tacit.ensembles.matching import endpoint_equations, epoch_equations, fits
+from tacit.ensembles.dropout import Marginal, dropout_equations
+from tacit.ensembles.equations import endpoint_equations, epoch_equations, fits
+from tacit.ensembles.evaluation import gradients
 from tacit.ensembles.members import Ensemble, initialise, stacked
 from tacit.ensembles.optimizers import SGD, Adam
 from tacit.ensembles.plan import Plan, Stopping
+from tacit.ensembles.randomness import mask_generator, order_generator
 from tacit.ensembles.run import Run
-from tacit.ensembles.slopes import gradients
 from tacit.ensembles.training import train
 
 __all__ = [

@@ -6,10 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tacit import probes
 from tacit.ensembles.data import Owned
 from tacit.ensembles.members import Ensemble
 from tacit.errors import InputError
+from tacit.objective import checks as probes
 
 SAMPLE = 256
 """Examples, from all over the data, on which the loss is tried."""

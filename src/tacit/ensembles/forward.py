@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from tacit.errors import InputError
-from tacit.params import Params
+from tacit.objective.params import Params
 
 Drop = Callable[[Tensor, float], Tensor]
 """What dropout does to activations (members, batch, …), given the layer's own rate."""

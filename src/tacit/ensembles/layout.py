@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tacit.params import Params
+from tacit.objective.params import Params
 
 
 def per_member(stacked: Tensor) -> Tensor:

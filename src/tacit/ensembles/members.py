@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from tacit.ensembles.forward import Forward, forward_of
 from tacit.errors import InputError
-from tacit.params import Params, trainable
+from tacit.objective.params import Params, trainable
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from tacit.assembly import check_candidates
 from tacit.ensembles.checks import numbers
 from tacit.ensembles.layout import Layout
+from tacit.equations.rows import check_candidates
 from tacit.errors import InputError
-from tacit.params import Params
+from tacit.objective.params import Params
 from tacit.regularizers import Regularizer
 from tacit.regularizers.family import Entry
 

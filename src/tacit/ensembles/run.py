@@ -12,7 +12,7 @@ from torch.func import vmap
 from tacit.ensembles.layout import Layout, per_member
 from tacit.ensembles.members import Ensemble
 from tacit.ensembles.plan import Plan
-from tacit.params import Params
+from tacit.objective.params import Params
 from tacit.regularizers import Regularizer
 
 if TYPE_CHECKING:

@@ -9,20 +9,20 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from tacit.ensembles.chance import Chance
 from tacit.ensembles.checks import check_droppable, check_ensemble, check_loss, own_rates
 from tacit.ensembles.data import Owned, own_data
 from tacit.ensembles.denormals import flushed_denormals
+from tacit.ensembles.evaluation import Loss, mean_loss
 from tacit.ensembles.layout import Layout
 from tacit.ensembles.members import Ensemble, check_seeds
 from tacit.ensembles.optimizers import State, factor_at, rates
 from tacit.ensembles.penalties import Penalties, Strengths, own_penalties
 from tacit.ensembles.plan import Plan
+from tacit.ensembles.randomness import Chance
 from tacit.ensembles.run import Average, Outcome, Run, broken, mended
-from tacit.ensembles.slopes import Loss, mean_loss
 from tacit.errors import InputError
-from tacit.params import Params
-from tacit.progress import track
+from tacit.objective.params import Params
+from tacit.objective.passes import track
 from tacit.regularizers import Regularizer
 
 BatchPenalty = Callable[[Params, Tensor, Tensor, Tensor], Tensor]

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
-from tacit.equations import Block, Equations, triangle
+from tacit.equations.equations import Block, Equations, triangular_factor
 from tacit.errors import InputError
-from tacit.identifiability.groups import asked, columns_of
-from tacit.solving import System, explained, paired
+from tacit.fitting.shares import columns_of, equations_of
+from tacit.fitting.solving import System, explained, paired
 
 if TYPE_CHECKING:
-    from tacit.fitting import Fit
+    from tacit.fitting.fits import Fit
 
 Cluster = Literal["layers", "endpoints", "steps"]
 
@@ -130,7 +130,7 @@ def compare(
         models: names of columns, or of families as a whole, by name of the model.
         held_out: what is held out: "layers", "endpoints" (of `stack`) or "steps" (of trajectories).
     """
-    equations, nonnegative = asked(equations, "compare")
+    equations, nonnegative = equations_of(equations, "compare")
     if not isinstance(models, Mapping) or not models:
         raise InputError(
             f"models is {models!r}: pass a dictionary from name to regularizers, as in "
@@ -167,7 +167,7 @@ def compare(
 
 def _strengths(factor: Tensor, columns: list[int], count: int, nonnegative: bool) -> Tensor:
     system, targets = System(factor[:, columns]), factor[:, count:]
-    if not len(system.seen):
+    if not len(system.nonzero):
         return targets.new_zeros(len(columns), targets.shape[1])
     return system.solve_nonnegative(targets) if nonnegative else system.solve(targets)
 
@@ -201,9 +201,9 @@ def _all_but_one(factors: list[Tensor]) -> list[Tensor]:
     empty = factors[0][:0]
     before, after = [empty], [empty]
     for factor in factors[:-1]:
-        before.append(triangle(torch.cat([before[-1], factor])))
+        before.append(triangular_factor(torch.cat([before[-1], factor])))
     for factor in reversed(factors[1:]):
-        after.append(triangle(torch.cat([factor, after[-1]])))
+        after.append(triangular_factor(torch.cat([factor, after[-1]])))
     return [torch.cat([a, b]) for a, b in zip(before, reversed(after), strict=True)]
 
 

@@ -7,14 +7,14 @@ from typing import Any, Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
-from tacit.assembly import CHUNK, Bound, assemble, check_candidates
-from tacit.equations import Equations
+from tacit.equations.equations import Equations
+from tacit.equations.rows import CHUNK, BoundCandidates, check_candidates, write_blocks
 from tacit.errors import InputError
-from tacit.evidence import EQUAL
-from tacit.objective import Objective
-from tacit.params import Params, Scope, select, shorten, wide
+from tacit.fitting.chance import EQUAL
+from tacit.fitting.solving import System
+from tacit.objective.objective import Objective
+from tacit.objective.params import Params, Scope, select, shorten, to_float64
 from tacit.regularizers import Regularizer
-from tacit.solving import System
 
 Kind = Literal["permutation", "direction"]
 
@@ -126,31 +126,31 @@ class _Split(NamedTuple):
 
 
 def _split(
-    params: Params, bound: Bound, target: Params, chosen: Sequence[str], column: int
+    params: Params, bound: BoundCandidates, target: Params, chosen: Sequence[str], column: int
 ) -> _Split:
     floors = dict.fromkeys(params, 0.0)
-    blocks = assemble(params, bound, [target], floors=floors, rows=chosen)
+    blocks = write_blocks(params, bound, [target], floors=floors, rows=chosen)
     names = bound.columns.names
     factor = Equations(bound.families, names, 1, tuple(blocks), ()).factor()
     right, whole = factor[:, -1:], float(factor[:, -1].square().sum())
     others = [c for c in range(len(names)) if c != column]
 
     def explained(system: System) -> float:
-        found = (system.design @ system.solve(right)).square().sum() if len(system.seen) else 0.0
+        found = (system.design @ system.solve(right)).square().sum() if len(system.nonzero) else 0.0
         return float(found) / whole if whole else 0.0
 
     rest, full = System(factor[:, others]), System(factor[:, :-1])
-    strengths = rest.solve(right)[:, 0] if len(rest.seen) else right.new_zeros(len(others))
-    onto = rest.coordinates if len(rest.seen) else right.new_zeros(len(others), 0)
+    strengths = rest.solve(right)[:, 0] if len(rest.nonzero) else right.new_zeros(len(others))
+    onto = rest.coordinates if len(rest.nonzero) else right.new_zeros(len(others), 0)
     return _Split(column, others, onto, strengths, explained(rest), explained(full), whole)
 
 
 def _pieces(
-    name: str, params: Params, bound: Bound, target: Params, split: _Split
+    name: str, params: Params, bound: BoundCandidates, target: Params, split: _Split
 ) -> tuple[Tensor, Tensor]:
     """One tensor's rows: the column, and [orthonormal basis of the others | what they leave]."""
     part = slice(0, params[name].numel())
-    left = wide(target[name].flatten())
+    left = to_float64(target[name].flatten())
     kinks = torch.zeros(len(left), dtype=torch.bool, device=left.device)
     for strength, known in bound.known:
         if name in known.active:

@@ -1,10 +1,10 @@
 """Candidate regularizers: each a name, its gradient columns, and its value."""
 
-from tacit.regularizers.dropout import explicit_dropout
+from tacit.regularizers.custom import regularizer
+from tacit.regularizers.data_dependent import gradient_norm
+from tacit.regularizers.dropout.penalty import explicit_dropout
 from tacit.regularizers.elementwise import distance_to, l1, l2, smooth_l1
-from tacit.regularizers.family import Columns, Regularizer, join
-from tacit.regularizers.general import gradient_norm, regularizer
-from tacit.regularizers.layerwise import layerwise
+from tacit.regularizers.family import Columns, Regularizer, join, layerwise
 from tacit.regularizers.matrices import group_l2, nuclear_norm
 from tacit.regularizers.quadratic import diagonal, symmetric
 

@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tacit.errors import InputError
-from tacit.params import Params, Scope, check_finite, wide
-from tacit.regularizers.family import Columns, Entry, Kind, Regularizer, Slope, separable
+from tacit.objective.params import Params, Scope, check_finite, to_float64
+from tacit.regularizers.family import Columns, Entry, FamilyKind, Regularizer, Slope, separable
 
 
 def _entrywise(
@@ -20,14 +20,14 @@ def _entrywise(
     *,
     scope: Scope,
     kinks: Callable[[Tensor], Tensor] | None = None,
-    kind: Kind = "",
+    kind: FamilyKind = "",
 ) -> Regularizer:
     """A family that is a sum of one function over entries: slices where they are asked for."""
 
     def slope(tensor: Tensor, _: str) -> Slope:
         flat = tensor.flatten()
         find = None if kinks is None else (lambda part, kinks=kinks: kinks(flat[part]))
-        return Slope(at=lambda part: entry.slope(wide(flat[part])), kinks=find)
+        return Slope(at=lambda part: entry.slope(to_float64(flat[part])), kinks=find)
 
     return separable(
         name,
@@ -101,7 +101,7 @@ def distance_to(
 
     def slope(theta: Tensor, tensor: str) -> Slope:
         flat, start = theta.flatten(), origin(theta, tensor).flatten()
-        return Slope(lambda part: 2 * (wide(flat[part]) - wide(start[part])))
+        return Slope(lambda part: 2 * (to_float64(flat[part]) - to_float64(start[part])))
 
     family = separable(
         name,

@@ -9,12 +9,15 @@ import torch
 from torch import Tensor
 
 from tacit.errors import InputError
-from tacit.params import Params, Scope, select, wide
+from tacit.objective.params import Params, Scope, select, to_float64
 
 if TYPE_CHECKING:
-    from tacit.objective import Objective
+    from tacit.objective.objective import Objective
 
-Kind = Literal["", "l2", "smooth_l1", "diagonal", "symmetric"]
+
+from tacit.objective.params import layer_of
+
+FamilyKind = Literal["", "l2", "smooth_l1", "diagonal", "symmetric"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,7 +70,7 @@ class Regularizer:
     bind: Callable[[Params], Columns] = field(repr=False)
     value: Callable[[Params], Tensor] = field(repr=False)
     separable: bool = False
-    kind: Kind = ""
+    kind: FamilyKind = ""
     entry: Entry | None = field(default=None, repr=False)
     influence: Callable[[Params, Sequence[Params]], Tensor] | None = field(default=None, repr=False)
     objective: "Objective | None" = field(default=None, repr=False)
@@ -80,7 +83,8 @@ class Regularizer:
         columns = self.bind(params)
         chosen = params if names is None else {n: params[n] for n in names}
         dense = {
-            c: {n: torch.zeros_like(wide(p)) for n, p in chosen.items()} for c in columns.names
+            c: {n: torch.zeros_like(to_float64(p)) for n, p in chosen.items()}
+            for c in columns.names
         }
         for name, tensor in chosen.items():
             if name not in columns.active:
@@ -126,7 +130,7 @@ def separable(
     value: Callable[[Tensor, str], Tensor],
     slope: Callable[[Tensor, str], Slope],
     covers: Callable[[Tensor], bool] = lambda tensor: True,
-    kind: Kind = "",
+    kind: FamilyKind = "",
     entry: Entry | None = None,
 ) -> Regularizer:
     """A one-coefficient family that is a sum over tensors.
@@ -189,3 +193,49 @@ def check_name(name: str) -> None:
     """Refuse a name that could not be listed."""
     if not isinstance(name, str) or not name.strip():
         raise InputError(f"a regularizer's name is {name!r}: pass a string that is not empty.")
+
+
+def layerwise(family: Regularizer | Callable[[], Regularizer]) -> Regularizer:
+    """The family with one strength a layer, named `l2[encoder.0]` and so on.
+
+    A layer is the module that owns the parameters. Only sums over tensors can be split: `l2`,
+    `l1`, `smooth_l1`, `distance_to`, `group_l2`, `nuclear_norm`.
+    """
+    base = family() if callable(family) else family
+    if not isinstance(base, Regularizer) or not base.separable:
+        raise InputError(
+            f"layerwise was given {getattr(base, 'name', type(base).__name__)!r}, which is not a "
+            "sum over tensors. Pass l2(), l1(), smooth_l1(beta), distance_to(params), group_l2() "
+            "or nuclear_norm()."
+        )
+
+    def layers(columns: Columns) -> dict[str, int]:
+        return {layer: i for i, layer in enumerate(dict.fromkeys(map(layer_of, columns.active)))}
+
+    def bind(params: Params) -> Columns:
+        columns = base.bind(params)
+        position = layers(columns)
+        return Columns(
+            names=tuple(f"{base.name}[{layer}]" for layer in position),
+            active={tensor: (position[layer_of(tensor)],) for tensor in columns.active},
+            rows=columns.rows,
+            kinks=columns.kinks,
+        )
+
+    def value(params: Params) -> Tensor:
+        columns = base.bind(params)
+        members: dict[str, Params] = {layer: {} for layer in layers(columns)}
+        for tensor in columns.active:
+            members[layer_of(tensor)][tensor] = params[tensor]
+        return torch.cat([base.value(own) for own in members.values()])
+
+    return Regularizer(base.name, bind, value, kind=base.kind, entry=base.entry)
+
+
+def whole_column(name: str, gradient: Params) -> Columns:
+    """One column from a gradient that is held whole."""
+    return Columns(
+        names=(name,),
+        active=dict.fromkeys(gradient, (0,)),
+        rows=lambda tensor, part: to_float64(gradient[tensor].flatten()[part]).unsqueeze(1),
+    )

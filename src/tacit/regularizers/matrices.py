@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from tacit.params import Scope, wide
+from tacit.objective.params import Scope, to_float64
 from tacit.regularizers.family import Regularizer, Slope, separable
 
 
@@ -19,13 +19,13 @@ def group_l2(*, scope: Scope = None, name: str = "group_l2") -> Regularizer:
 
     def slope(tensor: Tensor, _: str) -> Slope:
         flat, width = tensor.flatten(), rows(tensor).shape[1]
-        norms = wide(torch.linalg.vector_norm(rows(tensor), dim=1, dtype=_widest(tensor)))
+        norms = to_float64(torch.linalg.vector_norm(rows(tensor), dim=1, dtype=_widest(tensor)))
 
         def own(part: slice) -> Tensor:
             return norms[torch.arange(part.start, part.stop, device=norms.device) // width]
 
         return Slope(
-            at=lambda part: wide(flat[part]) / torch.where(own(part) > 0, own(part), 1.0),
+            at=lambda part: to_float64(flat[part]) / torch.where(own(part) > 0, own(part), 1.0),
             kinks=lambda part: own(part) == 0,
         )
 
@@ -45,7 +45,7 @@ def nuclear_norm(*, scope: Scope = None, name: str = "nuclear_norm") -> Regulari
     """
 
     def slope(tensor: Tensor, _: str) -> Slope:
-        matrix = wide(tensor.reshape(len(tensor), -1))
+        matrix = to_float64(tensor.reshape(len(tensor), -1))
         u, s, vh = torch.linalg.svd(matrix, full_matrices=False)
         deficient = bool(s[-1] <= max(matrix.shape) * torch.finfo(tensor.dtype).eps * s[0])
         flat = (u @ vh).flatten()

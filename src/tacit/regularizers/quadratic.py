@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from tacit.errors import InputError
-from tacit.params import Params, Scope, select, wide
+from tacit.objective.params import Params, Scope, select, to_float64
 from tacit.regularizers.family import Columns, Regularizer, check_name
 
 MOST = 5_000
@@ -28,7 +28,7 @@ def diagonal(*, scope: Scope = None, name: str = "diagonal") -> Regularizer:
         starts = _starts(tensors)
 
         def rows(tensor: str, part: slice) -> Tensor:
-            theta = wide(tensors[tensor].flatten()[part])
+            theta = to_float64(tensors[tensor].flatten()[part])
             values = theta.new_zeros(len(theta), tensors[tensor].numel())
             index = torch.arange(len(theta), device=theta.device)
             values[index, part.start + index] = 2 * theta
@@ -55,7 +55,10 @@ def symmetric(*, scope: Scope = None, name: str = "symmetric") -> Regularizer:
         names, tensors = _coordinates(name, params, scope)
         size = len(names)
         _check_size(name, size * (size + 1) // 2, "p(p+1)/2")
-        starts, theta = _starts(tensors), torch.cat([wide(t.flatten()) for t in tensors.values()])
+        starts, theta = (
+            _starts(tensors),
+            torch.cat([to_float64(t.flatten()) for t in tensors.values()]),
+        )
         i, j = torch.triu_indices(size, size, device=theta.device)
 
         def rows(tensor: str, part: slice) -> Tensor:

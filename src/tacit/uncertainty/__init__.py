@@ -1,1 +1,7 @@
-"""Error bars, each with the kind of chance that it is about."""
+"""Error bars that need the objective again: the influence of examples, and the noise of SGD."""
+
+from tacit.uncertainty.sampling import Scores
+from tacit.uncertainty.scores import score_examples
+from tacit.uncertainty.stationary import stationary_error_bars
+
+__all__ = ["Scores", "score_examples", "stationary_error_bars"]

@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from tacit.assembly import Bound, Candidates
+from tacit.equations.rows import BoundCandidates, Candidates
 from tacit.errors import InputError
-from tacit.noise import dealt
-from tacit.objective import Objective
-from tacit.params import Params
+from tacit.objective.objective import Objective
+from tacit.objective.params import Params
+from tacit.objective.randomness import split_draws
 from tacit.regularizers import Regularizer
 from tacit.uncertainty.directions import Directions, residual
 
 if TYPE_CHECKING:
-    from tacit.uncertainty.solved import Solved
+    from tacit.uncertainty.linear_fit import Solved
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,7 +28,7 @@ class Drift:
     params: Params
     rows: Sequence[str]
     candidates: Candidates
-    bound: Bound
+    bound: BoundCandidates
     groups: int = 1
     """Groups of draws that the target is the mean over."""
 
@@ -60,7 +60,7 @@ class Drift:
         """The mean over groups of draws, each with equal weight, as in the target."""
         if not objective.training:
             return objective.gradient(self.params)
-        shared = dealt(objective.draws, self.groups, paired=objective.paired)
+        shared = split_draws(objective.draws, self.groups, paired=objective.paired)
         parts = [objective.value_and_gradient(self.params, draws=own)[1] for own in shared]
         return {n: torch.stack([part[n] for part in parts]).mean(0) for n in parts[0]}
 
@@ -117,7 +117,7 @@ def identical(a: Any, b: Any) -> bool:
 
 def check_order(objective: Objective, *, shuffled: bool = True) -> None:
     """Refuse data that comes in another order at every pass: examples could not be paired."""
-    if not objective.repeats(shuffled=shuffled):
+    if not objective.repeats_order(shuffled=shuffled):
         raise InputError(
             "the data comes in another order at every pass, and examples of several passes must be "
             "paired: pass a loader that does not shuffle."

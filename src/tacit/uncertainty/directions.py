@@ -6,8 +6,8 @@ from typing import overload
 import torch
 from torch import Tensor
 
-from tacit.assembly import CHUNK, Bound
-from tacit.params import Params, wide
+from tacit.equations.rows import CHUNK, BoundCandidates
+from tacit.objective.params import Params, to_float64
 
 HELD = 2**26
 """Entries of all directions together up to which they are kept."""
@@ -21,7 +21,9 @@ class Directions(Sequence[Params]):
     whenever it is asked for, so that they are never held at once.
     """
 
-    def __init__(self, params: Params, bound: Bound, rows: Sequence[str], combinations: Tensor):
+    def __init__(
+        self, params: Params, bound: BoundCandidates, rows: Sequence[str], combinations: Tensor
+    ):
         self.params, self.bound, self.rows = params, bound, rows
         self.combinations = combinations
         size = sum(params[n].numel() for n in rows) * combinations.shape[1]
@@ -59,7 +61,7 @@ class Directions(Sequence[Params]):
         return found
 
 
-def signs(params: Params, bound: Bound, rows: Sequence[str], *, seed: int) -> Params:
+def signs(params: Params, bound: BoundCandidates, rows: Sequence[str], *, seed: int) -> Params:
     """A random sign for every row in the equations, zero elsewhere.
 
     Over such signs z, the variance of ⟨z, g⟩ is tr Cov(g) on average (Hutchinson).
@@ -89,25 +91,29 @@ def balanced(count: int, *, seed: int) -> Tensor:
 
 
 def square_of_rows(
-    vector: Mapping[str, Tensor], params: Params, bound: Bound, rows: Sequence[str]
+    vector: Mapping[str, Tensor], params: Params, bound: BoundCandidates, rows: Sequence[str]
 ) -> float:
     """‖vector‖² over the rows in the equations."""
     total = 0.0
     for name in rows:
-        flat = wide(vector[name]).flatten()[:, None]
+        flat = to_float64(vector[name]).flatten()[:, None]
         for part in _parts(params[name], 1):
             total += float(_without(flat[part], name, part, bound).square().sum())
     return total
 
 
 def residual(
-    params: Params, bound: Bound, rows: Sequence[str], target: Mapping[str, Tensor], fitted: Tensor
+    params: Params,
+    bound: BoundCandidates,
+    rows: Sequence[str],
+    target: Mapping[str, Tensor],
+    fitted: Tensor,
 ) -> Params:
     """What a fit leaves: target − known penalties − Φ·fitted, on the rows in the equations."""
     found = {}
     for name in rows:
         tensor = params[name]
-        left = wide(target[name]).flatten().clone()[:, None]
+        left = to_float64(target[name]).flatten().clone()[:, None]
         active = list(bound.columns.active.get(name, ()))
         for part in _parts(tensor, len(active)):
             for strength, known in bound.known:
@@ -121,12 +127,12 @@ def residual(
     return found
 
 
-def known_force(params: Params, bound: Bound, directions: Sequence[Params]) -> Tensor:
+def known_force(params: Params, bound: BoundCandidates, directions: Sequence[Params]) -> Tensor:
     """Σ strength·⟨∇R_known, v_j⟩ for every direction: what known penalties take off the target."""
     total = torch.zeros(len(directions), dtype=torch.float64)
     for j in range(len(directions)) if bound.known else ():
         for name, along in directions[j].items():
-            flat = wide(along).flatten()
+            flat = to_float64(along).flatten()
             for strength, known in bound.known:
                 for part in _parts(params[name], 1) if name in known.active else ():
                     column = known.rows(name, part)[:, 0]
@@ -139,7 +145,7 @@ def _parts(tensor: Tensor, width: int) -> list[slice]:
     return [slice(i, min(i + height, tensor.numel())) for i in range(0, tensor.numel(), height)]
 
 
-def _without(values: Tensor, name: str, part: slice, bound: Bound) -> Tensor:
+def _without(values: Tensor, name: str, part: slice, bound: BoundCandidates) -> Tensor:
     """The values with zeros at kinks, which are in no equation."""
     for columns in (bound.columns, *(known for _, known in bound.known)):
         mask = columns.kinks(name, part) if name in columns.active else None

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tacit.errors import InputError, Problem
-from tacit.uncertainty.error_bars import ErrorBars, undetermined
+from tacit.fitting.error_bars import ErrorBars, mark_undetermined
 
 NOISY = 0.15
 """Part of the target's squared norm that is sampling noise, above which it is a Problem."""
@@ -69,7 +69,7 @@ class Scores:
     def error_bars(self) -> ErrorBars:
         """Standard errors of the strengths for which examples were drawn: (1 − n/N)·Cov(ψ)/n."""
         covariance = self.sampled * covariance_of_mean(self.values, self.weights, self.clusters)
-        covariance = undetermined(covariance, self.inflation)
+        covariance = mark_undetermined(covariance, self.inflation)
         held = ~self.free
         covariance[held, :] = covariance[:, held] = math.nan
         return ErrorBars(

@@ -8,32 +8,26 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from tacit.assembly import check_candidates
-from tacit.directional import Along
+from tacit.equations.rows import check_candidates
 from tacit.errors import InputError
-from tacit.noise import dealt
-from tacit.objective import Objective
-from tacit.params import Params, Scope, select
+from tacit.objective.objective import Objective
+from tacit.objective.params import Params, Scope, select
+from tacit.objective.per_example import DirectionalDerivatives
+from tacit.objective.randomness import split_draws
 from tacit.regularizers import Regularizer
 from tacit.uncertainty.design import Drift, check_order, design_scores, identical
-from tacit.uncertainty.directions import (
-    Directions,
-    balanced,
-    known_force,
-    signs,
-    square_of_rows,
-)
-from tacit.uncertainty.sampling import Scores, covariance_of_mean
-from tacit.uncertainty.solved import (
+from tacit.uncertainty.directions import Directions, balanced, known_force, signs, square_of_rows
+from tacit.uncertainty.linear_fit import (
     centred_values,
     check_same,
     check_strengths,
     check_units,
     solve_again,
 )
+from tacit.uncertainty.sampling import Scores, covariance_of_mean
 
 if TYPE_CHECKING:
-    from tacit.fitting import Fit
+    from tacit.fitting.fits import Fit
 
 __all__ = ["Directions", "Scores", "score_examples"]
 
@@ -104,9 +98,9 @@ def score_examples(  # noqa: PLR0913 # the fit and what wrote it, then keyword o
     count = len(directions)
     values[:, solved.free] = centred[:, :count]
     spread = covariance_of_mean(values, taken.weights, labels)
-    if taken.mixed is not None:
+    if taken.signed_sum is not None:
         weight = len(values) if taken.weights is None else float(taken.weights.sum())
-        total = square_of_rows(taken.mixed, point, bound, chosen) / weight**2
+        total = square_of_rows(taken.signed_sum, point, bound, chosen) / weight**2
     else:
         noise = covariance_of_mean(centred[:, count:], taken.weights, labels)
         total = float(noise.diagonal().mean())
@@ -191,11 +185,11 @@ def _target(
     directions: Sequence[Params],
     params: Params,
     mix: Tensor | None,
-) -> Along:
+) -> DirectionalDerivatives:
     """⟨target_i, v_j⟩ of every example, before known penalties are taken off."""
     own = _mean_over_groups(objective, directions, params, found.equations.targets, mix)
     if plain is None:
-        return Along(-own.values, own.weights, own.mixed)
+        return DirectionalDerivatives(-own.values, own.weights, own.signed_sum)
     other = _mean_over_groups(plain, directions, params, found.equations.targets, mix)
     if own.values.shape != other.values.shape:
         raise InputError(
@@ -206,9 +200,9 @@ def _target(
     if (a is None) is not (b is None) or (a is not None and b is not None and not a.equal(b)):
         raise InputError("the technique and plain weigh examples differently: pass equal weights.")
     apart = None
-    if own.mixed is not None and other.mixed is not None:
-        apart = {n: t - other.mixed[n] for n, t in own.mixed.items()}
-    return Along(own.values - other.values, own.weights, apart)
+    if own.signed_sum is not None and other.signed_sum is not None:
+        apart = {n: t - other.signed_sum[n] for n, t in own.signed_sum.items()}
+    return DirectionalDerivatives(own.values - other.values, own.weights, apart)
 
 
 def _mean_over_groups(
@@ -217,17 +211,22 @@ def _mean_over_groups(
     params: Params,
     groups: int,
     mix: Tensor | None,
-) -> Along:
+) -> DirectionalDerivatives:
     """The mean over groups of draws, each with equal weight, as in the target."""
     if not objective.training:
-        return objective.along(directions, params, signs=mix)
-    draws = dealt(objective.draws, groups, paired=objective.paired)
+        return objective.directional_derivatives(directions, params, signs=mix)
+    draws = split_draws(objective.draws, groups, paired=objective.paired)
     if len({len(group) for group in draws}) == 1:
-        return objective.along(directions, params, signs=mix)
-    parts = [objective.along(directions, params, draws=group, signs=mix) for group in draws]
-    sums = [part.mixed for part in parts if part.mixed is not None]
+        return objective.directional_derivatives(directions, params, signs=mix)
+    parts = [
+        objective.directional_derivatives(directions, params, draws=group, signs=mix)
+        for group in draws
+    ]
+    sums = [part.signed_sum for part in parts if part.signed_sum is not None]
     mean = {n: torch.stack([own[n] for own in sums]).mean(0) for n in sums[0]} if sums else None
-    return Along(torch.stack([part.values for part in parts]).mean(0), parts[0].weights, mean)
+    return DirectionalDerivatives(
+        torch.stack([part.values for part in parts]).mean(0), parts[0].weights, mean
+    )
 
 
 def _numbered(clusters: Sequence[Hashable] | Tensor | None, count: int) -> Tensor | None:

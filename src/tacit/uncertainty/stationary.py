@@ -9,17 +9,16 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from tacit.assembly import Bound, Candidates, check_candidates
-from tacit.directional import Along
+from tacit.equations.rows import BoundCandidates, Candidates, check_candidates
 from tacit.errors import InputError
-from tacit.objective import Objective
-from tacit.params import Params, Scope, select
+from tacit.fitting.error_bars import ErrorBars, mark_undetermined
+from tacit.objective.objective import Objective
+from tacit.objective.params import Params, Scope, select
+from tacit.objective.per_example import DirectionalDerivatives
 from tacit.regularizers import Regularizer
 from tacit.uncertainty.directions import Directions, known_force, signs
-from tacit.uncertainty.error_bars import ErrorBars, undetermined
 from tacit.uncertainty.krylov import Krylov
-from tacit.uncertainty.sampling import covariance_of_mean
-from tacit.uncertainty.solved import (
+from tacit.uncertainty.linear_fit import (
     Solved,
     centred_values,
     check_same,
@@ -27,10 +26,11 @@ from tacit.uncertainty.solved import (
     check_units,
     solve_again,
 )
+from tacit.uncertainty.sampling import covariance_of_mean
 from tacit.validation.penalised import NoHessianError, Penalised
 
 if TYPE_CHECKING:
-    from tacit.fitting import Fit
+    from tacit.fitting.fits import Fit
 
 MEASURED = "93 to 96 % of the time at rest, but 45 to 100 % where training had not come to rest"
 """Ridge and tanh networks with independent batches; elastic nets at their last weights."""
@@ -143,9 +143,11 @@ def stationary_error_bars(  # noqa: PLR0913 # the fit and what wrote it, then ho
 
     def noise(size: int) -> Tensor:
         """C over the first vectors of the space, by one pass."""
-        taken = objective.along([function.unflat(q) for q in space.vectors[:size]], point)
+        taken = objective.directional_derivatives(
+            [function.unflat(q) for q in space.vectors[:size]], point
+        )
         check_units(taken, None)
-        offset, centred = centred_values(Along(-taken.values, taken.weights))
+        offset, centred = centred_values(DirectionalDerivatives(-taken.values, taken.weights))
         start = space.starts(size)
         again = offset @ start - known_force(point, bound, directions)
         values = torch.zeros(len(centred), len(solved.free), dtype=torch.float64)
@@ -156,7 +158,7 @@ def stationary_error_bars(  # noqa: PLR0913 # the fit and what wrote it, then ho
     covariance, more = _settled(space, steps, noise)
     full = torch.zeros(len(solved.free), len(solved.free), dtype=torch.float64)
     full[solved.free.nonzero(), solved.free.nonzero().T] = covariance
-    full = undetermined(full, solved.inflation)
+    full = mark_undetermined(full, solved.inflation)
     full[~solved.free, :] = full[:, ~solved.free] = math.nan
     basis = "; ".join([steps.describe(), *more, *notes])
     return ErrorBars("training", basis, solved.names, full, measured=MEASURED)
@@ -225,7 +227,11 @@ def _unstable(count: int, reached: float, steps: Steps) -> tuple[Tensor, list[st
 
 
 def _total(
-    objective: Objective, candidates: Candidates, bound: Bound, solved: Solved, point: Params
+    objective: Objective,
+    candidates: Candidates,
+    bound: BoundCandidates,
+    solved: Solved,
+    point: Params,
 ) -> tuple[Penalised, list[str]]:
     """F = L + Σ λ̂R + known penalties, for its curvature, and what has none to be had."""
     sizes = [family.size for family in bound.families]
@@ -264,7 +270,7 @@ def _whole(direction: Params, point: Params) -> Params:
 
 def _endpoint(found: "Fit", objective: Objective) -> Solved:
     """The fit as a linear function of its target; refused where it is not one endpoint's."""
-    from tacit.fitting import Fit
+    from tacit.fitting.fits import Fit
 
     modes = [source.mode for source in found.sources] if isinstance(found, Fit) else []
     if modes == ["difference"]:

@@ -6,9 +6,9 @@ from tacit.validation.certificate import (
     certify,
     certify_least_squares,
 )
-from tacit.validation.comparison import Retrained
 from tacit.validation.penalised import penalty
-from tacit.validation.validate import Validation, validate
+from tacit.validation.retrained import Retrained
+from tacit.validation.retraining import Validation, validate
 
 __all__ = [
     "Certificate",

@@ -7,11 +7,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from tacit.assembly import check_candidates
+from tacit.equations.rows import check_candidates
 from tacit.errors import InputError
-from tacit.fitting import Fit
-from tacit.objective import Objective
-from tacit.params import Params, norm
+from tacit.fitting.fits import Fit
+from tacit.objective.objective import Objective
+from tacit.objective.params import Params, norm
 from tacit.regularizers import Regularizer
 from tacit.validation.curvature import ZERO, Spectrum, is_quadratic, spectrum, unit_scale
 from tacit.validation.penalised import NoHessianError, Penalised, penalty

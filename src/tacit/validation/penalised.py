@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tacit import derivatives
-from tacit.assembly import check_candidates
+from tacit.equations.rows import check_candidates
 from tacit.errors import InputError
-from tacit.fitting import Fit
-from tacit.objective import Objective
-from tacit.params import Params, shorten, wide
+from tacit.fitting.fits import Fit
+from tacit.objective import derivatives
+from tacit.objective.objective import Objective
+from tacit.objective.params import Params, shorten, to_float64
 from tacit.regularizers import Regularizer
 
 Penalty = Callable[[Params], Tensor]
@@ -123,7 +123,9 @@ class Penalised:
 
     def flat(self, params: Mapping[str, Tensor]) -> Tensor:
         """Parameters as one vector, copied."""
-        return torch.cat([wide(params[n].detach()).cpu().flatten() for n in self.objective.params])
+        return torch.cat(
+            [to_float64(params[n].detach()).cpu().flatten() for n in self.objective.params]
+        )
 
     def unflat(self, vector: Tensor) -> Params:
         """The vector as parameters, in float64, on the model's device where it has float64."""

@@ -1,0 +1,104 @@
+"""Recording the steps of a training loop as they happen."""
+
+import torch
+from torch import nn
+
+from tacit.equations.trajectory import Trajectory, check_times, difference
+from tacit.errors import InputError
+from tacit.objective.params import Params, trainable
+
+
+class Recorder:
+    """Keeps the points and displacements of a training loop as they happen; see `record`."""
+
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer | None = None):
+        if optimizer is not None:
+            _check_optimizer(optimizer)
+        self._model = model
+        self._elapsed: float | None = None
+        if optimizer is not None:
+            self._elapsed = 0.0
+            flow_time(optimizer)  # refused here rather than at the first update
+            # At the update itself: a schedule may have changed the step size by the next line.
+            optimizer.register_step_post_hook(self._count_time)
+        self._last = _copy(model)
+        self._steps: list[tuple[Params, Params, float]] = []
+
+    def _count_time(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        self._elapsed = (self._elapsed or 0.0) + flow_time(optimizer)
+
+    def step(self, step_size: float | None = None) -> None:
+        """Record where the model is now; the flow time since is `step_size`, or the optimizer's.
+
+        With an optimizer, several updates (an epoch) may lie between two calls.
+        """
+        if step_size is None:
+            if self._elapsed is None:
+                raise InputError(
+                    "recorder.step() does not know the step size: pass it, or make the recorder "
+                    "with tacit.record(model, optimizer)."
+                )
+            if not self._elapsed:
+                raise InputError(
+                    "recorder.step() was called before any update: call it after optimizer.step()."
+                )
+            step_size, self._elapsed = self._elapsed, 0.0
+        check_times([step_size])
+        here = _copy(self._model)
+        self._steps.append((self._last, difference(here, self._last), float(step_size)))
+        self._last = here
+
+    def trajectory(self) -> Trajectory:
+        """What was recorded so far."""
+        if not self._steps:
+            raise InputError("nothing was recorded: call recorder.step(step_size) after updates.")
+        points, displacements, times = zip(*self._steps, strict=True)
+        return Trajectory(points, displacements, times)
+
+
+def record(model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> Recorder:
+    """Start recording a training loop: call `.step(step_size)` after each update.
+
+    With a torch SGD optimizer the step size is read from it: η, or η/(1−β) with momentum β, which
+    is right after a burn-in of a few 1/(1−β) steps. Every step keeps two copies of the parameters.
+    """
+    if not isinstance(model, nn.Module):
+        raise InputError(f"record was given a {type(model).__name__}: pass a torch.nn.Module.")
+    return Recorder(model, optimizer)
+
+
+def _check_optimizer(optimizer: torch.optim.Optimizer) -> None:
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise InputError(
+            f"record was given a {type(optimizer).__name__} as optimizer: pass a torch.optim.SGD, "
+            "or leave it out and pass the step size to recorder.step."
+        )
+    if not isinstance(optimizer, torch.optim.SGD):
+        raise InputError(
+            f"{type(optimizer).__name__} rescales each coordinate by its own history, so its steps "
+            "follow no gradient flow of the loss, and what they add cannot be told from the "
+            "rescaling. Train with SGD, or use endpoint_equations at the end of training."
+        )
+
+
+def flow_time(optimizer: torch.optim.Optimizer) -> float:
+    """Time that a step of SGD takes in the flow: η, or η/(1−β) with momentum β."""
+    times = set()
+    for group in optimizer.param_groups:
+        rate, momentum = float(group["lr"]), group["momentum"]
+        if group["maximize"] or not 0 <= momentum < 1:
+            raise InputError(
+                f"SGD with maximize={group['maximize']} and momentum={momentum} does not follow a "
+                "descending flow: use maximize=False and a momentum below 1."
+            )
+        times.add(rate * (1 - group["dampening"]) / (1 - momentum) if momentum else rate)
+    if len(times) > 1:
+        raise InputError(
+            f"the optimizer's parameter groups have different flow times {sorted(times)}: one time "
+            "a step is needed. Use the same lr and momentum, or rows= with one group at a time."
+        )
+    return float(times.pop())
+
+
+def _copy(model: nn.Module) -> Params:
+    return {n: p.clone() for n, p in trainable(model).items()}

@@ -1,0 +1,180 @@
+"""Points that training passed through, where it went from them, and in what flow time."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from numbers import Real
+
+import torch
+from torch import Tensor
+
+from tacit.equations.equations import Block, Equations, Source
+from tacit.equations.flow import Reference, euler, rk4
+from tacit.equations.rows import check_candidates, describe, point_of, write_blocks
+from tacit.errors import InputError
+from tacit.objective.checks import coarsest_dtype
+from tacit.objective.objective import Objective
+from tacit.objective.params import (
+    Params,
+    Scope,
+    check_finite,
+    norm,
+    select,
+    square_norm,
+    to_float64,
+)
+from tacit.regularizers import Regularizer
+
+
+@dataclass(frozen=True, eq=False)
+class Trajectory:
+    """Points θ_t, displacements θ_{t+1} − θ_t, and the flow time that each displacement took.
+
+    The time is η for a step of gradient descent, η·steps for an epoch, η/(1−β) for momentum β
+    after burn-in. Trap: Adam's steps follow no gradient flow of L; see `record`.
+    """
+
+    points: Sequence[Params]
+    displacements: Sequence[Params]
+    times: Sequence[float]
+
+    def __post_init__(self) -> None:
+        for part in (self.points, self.displacements, self.times):
+            if not isinstance(part, Sequence):
+                raise InputError(
+                    f"a trajectory was given a {type(part).__name__}: pass three lists, of points, "
+                    "displacements and times."
+                )
+        sizes = (len(self.points), len(self.displacements), len(self.times))
+        if len(set(sizes)) > 1:
+            raise InputError(
+                f"a trajectory of {sizes[0]} points, {sizes[1]} displacements and {sizes[2]} "
+                "times: there must be one of each a step. For positions alone use "
+                "Trajectory.from_positions."
+            )
+        if not sizes[0]:
+            raise InputError("a trajectory without steps: pass at least one displacement.")
+        check_times(self.times)
+        for step, (point, moved) in enumerate(zip(self.points, self.displacements, strict=True)):
+            check_alike(point, self.points[0], f"point {step}")
+            check_alike(moved, self.points[0], f"displacement {step}")
+
+    def __len__(self) -> int:
+        return len(self.points)
+
+    @classmethod
+    def from_positions(
+        cls, params: Iterable[Params], step_sizes: float | Sequence[float]
+    ) -> "Trajectory":
+        """Displacements from successive positions, formed in float64; one step size or one each."""
+        positions = list(params)
+        if len(positions) < 2:
+            raise InputError(
+                f"a trajectory of {len(positions)} position has no displacement: pass two or more."
+            )
+        steps = len(positions) - 1
+        times = list(step_sizes) if isinstance(step_sizes, Iterable) else [step_sizes] * steps
+        if len(times) != steps:
+            raise InputError(
+                f"{len(positions)} positions make {steps} steps, but {len(times)} step sizes were "
+                "given: pass one a step, or a single number."
+            )
+        for number, position in enumerate(positions):
+            check_alike(position, positions[0], f"position {number}")
+        pairs = pairwise(positions)
+        displacements = []
+        for number, (start, end) in enumerate(pairs):
+            if any(start[n].data_ptr() == end[n].data_ptr() for n in start if start[n].numel()):
+                raise InputError(
+                    f"positions {number} and {number + 1} share their memory, so they cannot "
+                    "differ: keep copies, as in {n: p.detach().clone() for n, p in "
+                    "model.named_parameters()}."
+                )
+            displacements.append(difference(end, start))
+        return cls(positions[:-1], displacements, times)
+
+
+def check_times(times: Sequence[float]) -> None:
+    for time in times:
+        if isinstance(time, bool) or not isinstance(time, Real) or not 0 < time < math.inf:
+            raise InputError(
+                f"a step took time {time!r}: pass a finite number above zero, such as the step "
+                "size η, or η/(1−β) for momentum β."
+            )
+
+
+def check_alike(params: Params, first: Params, what: str) -> None:
+    """Refuse parameters with other names or shapes than the first point's, or not finite."""
+    if not isinstance(params, Mapping):
+        raise InputError(
+            f"{what} of the trajectory is a {type(params).__name__}: pass a dictionary of named "
+            "tensors, such as copies of dict(model.named_parameters())."
+        )
+    if any(not isinstance(tensor, Tensor) for tensor in params.values()):
+        raise InputError(f"{what} of the trajectory holds no tensors: pass named tensors.")
+    if params.keys() != first.keys() or any(params[n].shape != first[n].shape for n in first):
+        raise InputError(
+            f"{what} of the trajectory has other tensors than the first point: all must be of one "
+            "model, with the same names and shapes."
+        )
+    check_finite(params, what=f"{what} of the trajectory")
+
+
+def difference(end: Params, start: Params) -> Params:
+    return {n: to_float64(end[n].detach()) - to_float64(start[n].detach()) for n in start}
+
+
+def trajectory_equations(
+    objective: Objective,
+    trajectory: Trajectory,
+    regularizers: Regularizer | Sequence[Regularizer],
+    *,
+    reference: Reference = euler,
+    known: Mapping[Regularizer, float] | None = None,
+    rows: Scope = None,
+) -> Equations:
+    """Equations Σ λ_k ∇R_k(θ_t) = (reference − observed displacement)/time at every step.
+
+    The reference says where the unregularised flow would have gone: `euler` for what a step adds
+    to −η∇L, `rk4()` for what discrete steps add to gradient flow. The signal is a small
+    difference: in float32 it drowns in rounding at small steps, and the fit says so.
+    """
+    candidates = check_candidates(regularizers, known)
+    if not isinstance(trajectory, Trajectory):
+        raise InputError(
+            f"trajectory is a {type(trajectory).__name__}: pass tacit.Trajectory(points, "
+            "displacements, times), Trajectory.from_positions, or recorder.trajectory()."
+        )
+    if not callable(reference) or reference is rk4:
+        raise InputError(f"reference is {reference!r}: pass tacit.euler or tacit.rk4(substeps=10).")
+    blocks: list[Block] = []
+    lengths: list[float] = []
+    params = point_of(objective, None)
+    families, names = (), ()
+    chosen = select(params, rows, what="rows")
+    steps = zip(trajectory.points, trajectory.displacements, trajectory.times, strict=True)
+    for step, (point, moved, time) in enumerate(steps):
+        params = objective.point(point, what="a trajectory's point")
+        bound = candidates.bind(params)
+        families, names = bound.families, bound.columns.names
+        ahead = reference(objective, params, time)
+        check_alike(ahead, params, "the reference displacement")
+        lengths.append(norm(ahead) / time)
+        target = {
+            n: (
+                to_float64(ahead[n]) - to_float64(moved[n].detach()).to(to_float64(ahead[n]).device)
+            )
+            / time
+            for n in params
+        }
+        eps = torch.finfo(coarsest_dtype(*params.values(), *point.values())).eps
+        floors = {n: eps * math.sqrt(square_norm(p)) / time for n, p in params.items()}
+        blocks += write_blocks(params, bound, [target], floors=floors, rows=chosen, step=step)
+    source = Source(
+        mode="trajectory",
+        steps=len(lengths),
+        gradient_norm=math.sqrt(sum(length**2 for length in lengths) / len(lengths)),
+        **describe(objective, params, chosen, candidates),
+    )
+    return Equations(families, names, 1, tuple(blocks), (source,))

@@ -1,0 +1,224 @@
+"""A fit as text: what it does not explain first, then a table like a regression's, then doubts."""
+
+import math
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from tacit.fitting.error_bars import KINDS, ErrorBars
+from tacit.fitting.problems import EXPLAINED
+from tacit.objective.params import shorten
+
+if TYPE_CHECKING:
+    from tacit.equations.equations import Source
+    from tacit.fitting.fits import Fit
+
+WIDTH = 88
+MOST_ROWS = 40
+MOST_INTERVALS = 6
+MOST_ALIKE = 2
+"""Problems of one kind that are told in full."""
+
+TARGETS = {
+    "endpoint": "−∇L at one point",
+    "difference": "∇L with the technique − ∇L without",
+    "trajectory": "(reference − observed displacement)/time",
+}
+
+
+def summary(fit: "Fit") -> str:
+    """What is explained, header, one row per regularizer, error bars, footer and notes."""
+    rule = "─" * WIDTH
+    parts = (_lead(fit), _header(fit), _table(fit), _error_bars(fit), _footer(fit), _notes(fit))
+    lines = [line for part in parts for line in (rule, *part)]
+    return "\n".join(lines)
+
+
+def _lead(fit: "Fit") -> list[str]:
+    """The first thing to know of a fit: how much of the target it leaves unexplained."""
+    names = shorten(fit.strengths, most=3)
+    if any(problem.kind == "no signal" for problem in fit.problems):
+        text = f"NO SIGNAL: the target is noise; the strength of {names} is no finding."
+        return textwrap.wrap(text, WIDTH)
+    explained = min(max(fit.explained, 0.0), 1.0)
+    if explained >= EXPLAINED:
+        return textwrap.wrap(f"{_percent(explained)} of the target is explained by {names}.", WIDTH)
+    text = (
+        f"NOT EXPLAINED: {_percent(1 - explained)} of the target. What {names} accounts for is "
+        f"{_percent(explained)}; strengths in parentheses describe that part alone, and are no "
+        "finding about the rest."
+    )
+    return textwrap.wrap(text, WIDTH)
+
+
+def _percent(part: float) -> str:
+    """A part as a percentage, with more digits where one would round to all or nothing."""
+    for digits in (1, 2, 3):
+        text = f"{100 * part:.{digits}f}"
+        if float(text) not in (0.0, 100.0):
+            return f"{text} %"
+    return f"{100 * part:.1f} %"
+
+
+def _doubtful(fit: "Fit") -> bool:
+    """Whether strengths stand for too little of the target to be read as findings."""
+    return fit.explained < EXPLAINED or any(p.kind == "no signal" for p in fit.problems)
+
+
+def _header(fit: "Fit") -> list[str]:
+    sources = fit.sources
+    first = sources[0]
+    modes = sorted({source.mode for source in sources})
+    title = f"tacit: {' + '.join(modes)} equations"
+    if len(sources) > 1:
+        title += f", {len(sources)} stacked"
+    if first.layer:
+        title += f", layer {first.layer}"
+    if fit.nonnegative:
+        title += ", strengths ≥ 0"
+    known = _agreed(
+        ", ".join(f"{name} = {value:g}" for name, value in source.known.items()) or "no penalties"
+        for source in sources
+    )
+    entries = {
+        "target": "; ".join(TARGETS.get(mode, mode) for mode in modes),
+        "loss": _loss(sources),
+        "examples": _agreed(f"{source.examples:,}" for source in sources),
+        "parameters": (
+            f"{first.parameters:,} used in {first.tensors} tensor{'s' * (first.tensors != 1)}, "
+            f"{first.frozen:,} frozen, "
+            f"{first.tied} tied; {first.dtype}"
+        ),
+        "equations": f"{fit.rows:,}" + (f" over {first.steps} steps" if first.steps > 1 else ""),
+        "known": known,
+    }
+    return [title, *(f"{label:<11}{text}" for label, text in entries.items())]
+
+
+def _agreed(texts: Iterable[str]) -> str:
+    """What all sources say, or each in turn where they differ."""
+    different = list(dict.fromkeys(texts))
+    return different[0] if len(different) == 1 else "differ: " + shorten(different, most=3)
+
+
+def _loss(sources: Sequence["Source"]) -> str:
+    values = [source.loss_value for source in sources if source.loss_value is not None]
+    mean = f", mean {sum(values) / len(values):.6g}" if values else ""
+    return f"{sources[0].loss}{mean}"
+
+
+def _table(fit: "Fit") -> list[str]:
+    names = list(fit.strengths)
+    width = max([11, *(min(34, len(name)) for name in names[:MOST_ROWS])])
+    room = (WIDTH - width - 14 - 10 - 11) // 11
+    kinds = list(fit.error_bars)[: max(1, room)]
+    head = ["strength", *(f"±{kind}" for kind in kinds), "share", "inflation"]
+    sizes = [14, *[11] * len(kinds), 10, 11]
+    lines = [f"{'regularizer':<{width}}" + _aligned(head, sizes)]
+    errors = [fit.error_bars[kind].standard_errors for kind in kinds]
+    for name in names[:MOST_ROWS]:
+        label = _cut(name, width)
+        strength = f"{fit.strengths[name]:.6g}"
+        cells = [
+            f"({strength})" if _doubtful(fit) else strength,
+            *(_number(own[name]) for own in errors),
+            f"{fit.shares[name]:.4f}",
+            _number(fit.inflation[name]),
+        ]
+        lines.append(f"{label:<{width}}" + _aligned(cells, sizes))
+    if len(names) > MOST_ROWS:
+        lines.append(f"… and {len(names) - MOST_ROWS} more (Fit.strengths has all)")
+    return lines
+
+
+def _cut(name: str, width: int) -> str:
+    """A name in so much room; layers' names differ at their ends, so the middle goes."""
+    half = (width - 1) // 2
+    return name if len(name) <= width else f"{name[: width - 1 - half]}…{name[-half:]}"
+
+
+def _aligned(cells: Sequence[str], sizes: Sequence[int]) -> str:
+    return "".join(f"{text:>{size}}" for text, size in zip(cells, sizes, strict=True))
+
+
+def _error_bars(fit: "Fit") -> list[str]:
+    """One entry a kind: what could have been otherwise, what it was made from, the intervals."""
+    if not fit.error_bars and fit.nonnegative and not any(fit.strengths.values()):
+        return ["± none: λ ≥ 0 holds every strength at zero."]
+    if not fit.error_bars:
+        return [
+            "± none: one point of one layer does not tell how else it could have come out.",
+            "  tacit.score_examples(fit, objective, regularizers) adds the sampling of examples.",
+        ]
+    lines = []
+    for kind, bars in fit.error_bars.items():
+        lines += textwrap.wrap(
+            f"±{kind}: standard errors over {KINDS[kind]}, from {bars.basis}.{_measured(bars)}",
+            WIDTH,
+            subsequent_indent="  ",
+        )
+        lines += _intervals(fit, bars)
+    return lines
+
+
+def _measured(bars: ErrorBars) -> str:
+    """A warning where intervals like these were seen to hold less often than they promise."""
+    return f" In tests, 95 % intervals like these held {bars.measured}." if bars.measured else ""
+
+
+def _intervals(fit: "Fit", bars: ErrorBars) -> list[str]:
+    found = bars.intervals(fit.strengths)
+    if all(low == high for low, high in found.values()):
+        return []
+    if len(found) > MOST_INTERVALS:
+        return [f"  Fit.standard_errors[{bars.kind!r}] and Fit.intervals() have the numbers."]
+    shown = ", ".join(
+        f"{name} –" if math.isnan(low) else f"{name} [{low:.4g}, {high:.4g}]"
+        for name, (low, high) in found.items()
+    )
+    return textwrap.wrap(
+        f"  95 % intervals: {shown}", WIDTH, subsequent_indent="    ", break_on_hyphens=False
+    )
+
+
+def _footer(fit: "Fit") -> list[str]:
+    norms = [source.parameter_norm for source in fit.sources]
+    size = math.sqrt(sum(value**2 for value in norms) / len(norms))
+    return [
+        f"explained {fit.explained:.4f}   cosine {fit.cosine:.4f}   "
+        f"residual ratio {fit.residual_ratio:.2g}   condition {_number(fit.condition)}",
+        f"‖∇L‖ {fit.gradient_norm:.4g}   ‖θ‖ {size:.4g}   rank {fit.rank} of {len(fit.strengths)}",
+    ]
+
+
+def _notes(fit: "Fit") -> list[str]:
+    if not fit.problems:
+        return ["No problems found."]
+    lines, alike = [], {}
+    for problem in fit.problems:
+        alike.setdefault((problem.kind, problem.remedy), []).append(problem)
+    for number, ((kind, remedy), same) in enumerate(alike.items(), 1):
+        messages = " ".join(problem.message for problem in same[:MOST_ALIKE])
+        if len(same) > MOST_ALIKE:
+            names = [name for problem in same[MOST_ALIKE:] for name in problem.names]
+            messages += f" So it is for {shorten(names)}."
+        text = f"[{number}] {kind}: {messages} {remedy}"
+        lines += textwrap.wrap(text, WIDTH, subsequent_indent="    ")
+    return lines
+
+
+def _number(value: float) -> str:
+    if math.isnan(value):
+        return "–"
+    return f"{value:.3g}" if math.isfinite(value) else "∞"
+
+
+def jsonable(value: Any) -> Any:
+    """A value as plain ones that JSON knows; what is not finite becomes None."""
+    if isinstance(value, Mapping):
+        return {key: jsonable(v) for key, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [jsonable(v) for v in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value

@@ -1,0 +1,164 @@
+"""Parameters as a dictionary of named tensors, and how scopes choose among them."""
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tacit.errors import InputError
+
+Params = dict[str, Tensor]
+Scope = str | Callable[[str], bool] | None
+
+ROOT = "(model)"
+"""The layer of parameters that the outermost module owns itself."""
+
+
+def trainable(model: nn.Module) -> Params:
+    """Parameters that training could move, tied ones once, as views that share their memory."""
+    for name, parameter in model.named_parameters():
+        if isinstance(parameter, nn.parameter.UninitializedParameter):
+            raise InputError(
+                f"parameter {name!r} of a lazy module has no shape yet: "
+                "run one batch through the model first."
+            )
+    params = {n: p.detach() for n, p in model.named_parameters() if p.requires_grad}
+    if not params:
+        raise InputError(
+            f"{type(model).__name__} has no trainable parameters: tacit matches gradients of "
+            "parameters with requires_grad=True; unfreeze the ones that were trained."
+        )
+    return params
+
+
+def layer_of(name: str) -> str:
+    """The module that owns a parameter: `blocks.0.mlp` for `blocks.0.mlp.weight`."""
+    module, parametrised, _ = f".{name}".partition(".parametrizations.")
+    return (module if parametrised else module.rpartition(".")[0])[1:] or ROOT
+
+
+def aliases(model: nn.Module, given: Mapping[str, Tensor]) -> set[str]:
+    """Given names that say nothing new: frozen ones as in the model, tied ones as their owner."""
+    owners = {id(p): n for n, p in model.named_parameters()}
+    found = set()
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        owner = owners[id(parameter)]
+        if name not in given or (parameter.requires_grad and owner == name):
+            continue
+        expected = given.get(owner, parameter) if parameter.requires_grad else parameter
+        if _equal(given[name], expected):
+            found.add(name)
+    return found
+
+
+def _equal(a: Any, b: Any) -> bool:
+    tensors = isinstance(a, Tensor) and isinstance(b, Tensor)
+    return tensors and a.shape == b.shape and bool((a.to(b) == b).all())
+
+
+def select(names: Iterable[str], scope: Scope, *, what: str) -> tuple[str, ...]:
+    """Names that a scope covers, in their order.
+
+    A pattern matches a parameter (`*.bias`) or a module that contains it (`encoder`); a predicate
+    is asked with the name. None covers all.
+    """
+    names = tuple(names)
+    if scope is None:
+        return names
+    if isinstance(scope, str):
+        chosen = tuple(n for n in names if fnmatchcase(n, scope) or fnmatchcase(n, scope + ".*"))
+    elif callable(scope):
+        chosen = tuple(n for n in names if scope(n))
+    else:
+        raise InputError(
+            f"{what} was given {type(scope).__name__}: pass a name pattern such as '*.weight', "
+            "or a function of a parameter's name."
+        )
+    if not chosen:
+        raise InputError(
+            f"{what}={scope!r} covers no parameter. There are: {shorten(names)}. "
+            "Patterns are matched against whole names, as in '*.weight'."
+        )
+    return chosen
+
+
+def check_params(given: Mapping[str, Tensor], reference: Params, *, what: str = "params") -> Params:
+    """The given parameters, moved to where and what the reference is; refused if they differ."""
+    if not isinstance(given, Mapping):
+        raise InputError(
+            f"{what} is a {type(given).__name__}: pass a dictionary of named tensors, "
+            "such as dict(model.named_parameters())."
+        )
+    missing = [n for n in reference if n not in given]
+    unknown = [n for n in given if n not in reference]
+    if missing or unknown:
+        raise InputError(
+            f"{what} belongs to another model: missing {shorten(missing) or 'nothing'}, "
+            f"unknown {shorten(unknown) or 'nothing'}. Trainable parameters here are: "
+            f"{shorten(reference)}."
+        )
+    for name, tensor in reference.items():
+        if not isinstance(given[name], Tensor):
+            raise InputError(
+                f"{what}[{name!r}] is a {type(given[name]).__name__}: pass a tensor, as in "
+                "torch.as_tensor(…)."
+            )
+        if given[name].shape != tensor.shape:
+            raise InputError(
+                f"{what}[{name!r}] has shape {tuple(given[name].shape)}; the model's has "
+                f"{tuple(tensor.shape)}. Pass parameters of the same architecture."
+            )
+    moved = {n: given[n].detach().to(t) for n, t in reference.items()}
+    check_finite(moved, what=what)
+    return moved
+
+
+def check_finite(tensors: Mapping[str, Tensor], *, what: str) -> None:
+    """Refuse NaN and infinities, naming the tensor."""
+    for name, tensor in tensors.items():
+        if not torch.isfinite(tensor).all():
+            bad = int((~torch.isfinite(tensor)).sum())
+            raise InputError(
+                f"{what} of {name!r} holds {bad} NaN or infinite of {tensor.numel()} values: "
+                "training has diverged or overflowed there; use an earlier checkpoint, "
+                "a smaller step size or a wider dtype."
+            )
+
+
+def to_float64(tensor: Tensor) -> Tensor:
+    """The tensor in float64, on the CPU where its device has no float64."""
+    if tensor.device.type == "mps":
+        tensor = tensor.cpu()
+    return tensor.to(torch.float64)
+
+
+def float64_zeros(params: Params) -> Params:
+    """A float64 accumulator for every parameter."""
+    return {
+        n: torch.zeros(
+            p.shape, dtype=torch.float64, device="cpu" if p.device.type == "mps" else p.device
+        )
+        for n, p in params.items()
+    }
+
+
+def norm(tensors: Mapping[str, Tensor]) -> float:
+    """Euclidean norm over all tensors, accumulated in float64."""
+    return math.sqrt(sum(square_norm(t) for t in tensors.values()))
+
+
+def square_norm(tensor: Tensor) -> float:
+    """Sum of squares, accumulated in float64 a slice at a time."""
+    return sum(
+        float(to_float64(part).square().sum()) for part in tensor.detach().flatten().split(2**20)
+    )
+
+
+def shorten(names: Iterable[str], most: int = 6) -> str:
+    """A few names for a message, and how many more there are."""
+    names = list(names)
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more

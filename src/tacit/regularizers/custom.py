@@ -1,0 +1,60 @@
+"""A penalty from any differentiable function of the parameters."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from tacit.errors import InputError
+from tacit.objective import derivatives
+from tacit.objective.params import Params, Scope, check_finite, select
+from tacit.regularizers.family import Columns, Regularizer, check_name
+from tacit.regularizers.family import whole_column as _held
+
+
+def regularizer(
+    name: str, function: Callable[[Params], Tensor], *, scope: Scope = None
+) -> Regularizer:
+    """A penalty from any differentiable scalar function of the parameters.
+
+    Autograd takes its gradient, at the cost of one parameter-sized vector. Parameters out of scope
+    are held constant. Whether the function reads data cannot be known: `score_examples` holds its
+    column fixed.
+
+    >>> params = {"w": torch.tensor([3.0, 4.0])}
+    >>> regularizer("norm", lambda params: params["w"].norm()).gradient(params)
+    {'norm': {'w': tensor([0.6000, 0.8000], dtype=torch.float64)}}
+    """
+    check_name(name)
+    if not callable(function):
+        raise InputError(
+            f"regularizer {name!r} was given a {type(function).__name__}: pass a function of the "
+            "parameters' dictionary that returns a scalar."
+        )
+
+    def value(params: Params) -> Tensor:
+        chosen = select(params, scope, what=f"scope of {name}")
+        penalty = function({n: p if n in chosen else p.detach() for n, p in params.items()})
+        if not isinstance(penalty, Tensor) or penalty.numel() != 1:
+            shape = tuple(penalty.shape) if isinstance(penalty, Tensor) else type(penalty).__name__
+            raise InputError(
+                f"regularizer {name!r} returned {shape}: a scalar tensor is needed. Sum over its "
+                "entries, or make one regularizer of each."
+            )
+        return penalty.reshape(1)
+
+    def bind(params: Params) -> Columns:
+        with torch.inference_mode(mode=False), torch.enable_grad():
+            leaves = derivatives.leaves(params)
+            penalty = value(leaves)
+            if not penalty.requires_grad:
+                raise InputError(
+                    f"regularizer {name!r} does not depend on the parameters it covers: compute it "
+                    "from the tensors it is handed, without .item(), .detach() or .data."
+                )
+            parts = torch.autograd.grad(penalty, list(leaves.values()), allow_unused=True)
+        found = {n: g for n, g in zip(leaves, parts, strict=True) if g is not None}
+        check_finite(found, what=f"the gradient of regularizer {name!r}")
+        return _held(name, found)
+
+    return Regularizer(name, bind, value)

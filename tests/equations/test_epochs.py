@@ -1,0 +1,139 @@
+"""Epochs of a user's own loop: against a plain average, and against what ensembles write."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import tacit
+from tacit import ensembles
+from tacit.ensembles import Plan
+from tacit.ensembles.randomness import order_generator
+from tacit.equations.epochs import average_epochs
+
+BETA = 0.05
+
+
+def network():
+    return nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 1)).double()
+
+
+def data(seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    X = torch.randn(48, 4, generator=generator).double()
+    return X, X.sin().sum(1, keepdim=True)
+
+
+def loop(model, optimizer, X, y, orders, penalty=lambda: 0.0, end=lambda: None):
+    """A plain training loop; `end` is called after every epoch."""
+    for order in orders:
+        for rows in order.split(8):
+            optimizer.zero_grad()
+            (F.mse_loss(model(X[rows]), y[rows]) + penalty()).backward()
+            optimizer.step()
+        end()
+
+
+def orders(epochs, seed=5):
+    generator = order_generator(seed)
+    return [torch.randperm(48, generator=generator) for _ in range(epochs)]
+
+
+OPTIMIZERS = {
+    "sgd": (
+        lambda: ensembles.SGD(0.05, momentum=0.5),
+        lambda params: torch.optim.SGD(params, lr=0.05, momentum=0.5),
+    ),
+    "adam": (lambda: ensembles.Adam(0.01), lambda params: torch.optim.Adam(params, lr=0.01)),
+}
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_two_epochs_are_those_of_an_ensemble(optimizer):
+    theirs, mine = OPTIMIZERS[optimizer]
+    X, y = data()
+    lasso, ridge = tacit.smooth_l1(BETA), tacit.l2()
+    ensemble = ensembles.initialise(network, [3])
+    plan = Plan(theirs(), 4, 8, averaged=[lasso], kept=2)
+    penalties = {lasso: 0.01, ridge: 0.02}
+    run = ensembles.train(ensemble, F.mse_loss, (X, y), plan, seeds=[5], penalties=penalties)
+    (expected,) = ensembles.epoch_equations(run, F.mse_loss, (X, y), [lasso, ridge])
+
+    model = ensemble.module(0)
+    optimizer = mine(model.parameters())
+    watch = average_epochs(model, optimizer, averaged=[lasso], kept=2)
+    added = tacit.validation.penalty([lasso, ridge], {"smooth_l1": 0.01, "l2": 0.02})
+
+    def penalty():
+        return added(dict(model.named_parameters()))
+
+    loop(model, optimizer, X, y, orders(4), penalty, watch.end_epoch)
+    assert len(watch) == 2
+    found = watch.equations(tacit.Objective(model, F.mse_loss, (X, y)), [lasso, ridge])
+    assert torch.allclose(
+        found.factor().T @ found.factor(), expected.factor().T @ expected.factor(), rtol=1e-8
+    )
+    one, other = tacit.fit(found), tacit.fit(expected)
+    assert one.strengths == pytest.approx(other.strengths, rel=1e-8)
+    errors = other.standard_errors["training"]
+    assert one.standard_errors["training"] == pytest.approx(errors, rel=1e-6)
+    assert found.sources[0].unsettled == pytest.approx(expected.sources[0].unsettled, rel=1e-6)
+
+
+def test_means_and_drift_are_those_of_the_points_stepped_from():
+    X, y = data()
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    points = [{n: p.detach().clone() for n, p in model.named_parameters()}]
+    watch = average_epochs(model, optimizer)
+    optimizer.register_step_post_hook(
+        lambda *_: points.append({n: p.detach().clone() for n, p in model.named_parameters()})
+    )
+    loop(model, optimizer, X, y, orders(1), end=watch.end_epoch)
+    mean = {n: torch.stack([p[n] for p in points[:-1]]).mean(0) for n in points[0]}
+    moved = {n: points[-1][n] - points[0][n] for n in points[0]}
+    objective = tacit.Objective(model, F.mse_loss, (X, y))
+    path = tacit.Trajectory([mean], [moved], [0.1 * 6])
+    expected = tacit.fit(tacit.trajectory_equations(objective, path, [tacit.l2()]))
+    found = tacit.fit(watch.equations(objective, [tacit.l2()]))
+    assert found.strengths == pytest.approx(expected.strengths, rel=1e-9)
+    assert "training" not in found.standard_errors  # one epoch has nothing to disagree with
+
+
+def test_what_it_refuses():
+    model = network()
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(tacit.InputError, match="before any update"):
+        average_epochs(model, sgd).end_epoch()
+    with pytest.raises(tacit.InputError, match="no epoch was closed"):
+        average_epochs(model, sgd).equations(
+            tacit.Objective(model, F.mse_loss, data()), [tacit.l2()]
+        )
+    with pytest.raises(tacit.InputError, match="AdamW"):
+        average_epochs(model, torch.optim.AdamW(model.parameters()))
+    with pytest.raises(tacit.InputError, match="AdamW"):
+        average_epochs(model, torch.optim.Adam(model.parameters(), amsgrad=True))
+    with pytest.raises(tacit.InputError, match=r"does not move '0\.weight'"):
+        average_epochs(model, torch.optim.SGD(model[2].parameters(), lr=0.1))
+    with pytest.raises(tacit.InputError, match="kept is 0"):
+        average_epochs(model, sgd, kept=0)
+    with pytest.raises(tacit.InputError, match=r"pass a torch\.nn\.Module"):
+        average_epochs(sgd, sgd)  # pyright: ignore[reportArgumentType]
+    groups = [{"params": model[0].parameters(), "lr": 1e-3}, {"params": model[2].parameters()}]
+    with pytest.raises(tacit.InputError, match="different step sizes"):
+        average_epochs(model, torch.optim.Adam(groups, lr=1e-2))
+
+
+def test_a_twin_of_an_averaged_regularizer_is_refused_and_hooks_can_be_removed():
+    X, y = data()
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    watch = average_epochs(model, optimizer, averaged=[tacit.smooth_l1(BETA)])
+    loop(model, optimizer, X, y, orders(1), end=watch.end_epoch)
+    objective = tacit.Objective(model, F.mse_loss, (X, y))
+    with pytest.raises(tacit.InputError, match="another object of that name"):
+        watch.equations(objective, [tacit.smooth_l1(BETA)])
+    watch.close()
+    loop(model, optimizer, X, y, orders(1))
+    with pytest.raises(tacit.InputError, match="before any update"):
+        watch.end_epoch()
