@@ -1,29 +1,46 @@
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
+# Two workers. The tests that share the quick reproduction of all figures go to one of them.
+PARALLEL := -n 2 --dist loadgroup --no-loadscope-reorder
 
-.PHONY: run test check bench clean
+.PHONY: run test test-fast check format-check lint imports types wheel-test bench clean
 
 run: $(STAMP)  ## all figures at their quick preset, and results/index.html
 	$(BIN)/tacit reproduce --preset quick --out results
 
-test: $(STAMP)  ## all tests, and every code block of README and docs
-	$(BIN)/python -m pytest -q
+test: $(STAMP)  ## all tests, and every code block and command of README and docs
+	$(BIN)/python -m pytest -q $(PARALLEL)
 
-check: $(STAMP)  ## format, lint, types, then the tests
+test-fast: $(STAMP)  ## the library in a minute: no figures, long trainings, commands or benchmarks
+	$(BIN)/python -m pytest -q $(PARALLEL) -m "not slow" --ignore tests/paper
+
+check: format-check lint imports types test  ## everything that a change must pass, in this order
+
+format-check: $(STAMP)
 	$(BIN)/ruff format --check .
+
+lint: $(STAMP)
 	$(BIN)/ruff check .
+
+imports: $(STAMP)  ## modules import only from the layers below them
+	$(BIN)/lint-imports --no-logo
+
+types: $(STAMP)
 	$(BIN)/basedpyright
-	$(MAKE) test
+
+wheel-test: $(STAMP)  ## the README's first example from the built wheel, in a clean environment
+	bash .ci/wheel-test
 
 bench: $(STAMP)  ## ratios against stated baselines, measured in one run
 	$(BIN)/python benchmarks/run.py
 
 clean:
-	rm -rf .venv results/quick results/index.html .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv build results/quick results/index.html
+	rm -rf .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[experiments,dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[paper,dev]'
 	touch $(STAMP)

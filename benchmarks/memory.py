@@ -1,4 +1,4 @@
-"""Peak memory of `estimate` above the model, in a process of its own."""
+"""Peak memory of `estimate` above the model, measured in a separate process."""
 
 import argparse
 import json
@@ -9,7 +9,6 @@ from pathlib import Path
 
 import torch
 from table import Row
-from torch import nn
 from torch.nn import functional as F
 from workload import mlp, seconds
 
@@ -18,32 +17,33 @@ import tacit
 BOUND = 6.0
 WIDTHS = (6000, 5000, 3500, 700, 100, 10)
 """50,030,310 parameters, 30 million of them in the first weight."""
-QUICK = (600, 500, 350, 70, 10)
-STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+QUICK_WIDTHS = (600, 500, 350, 70, 10)
+STATUS, CLEAR_REFS = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
 def measure(*, quick: bool) -> list[Row]:
     """Peak memory of a fresh process, in units of the parameters' float32 bytes."""
-    widths = QUICK if quick else WIDTHS
+    widths = QUICK_WIDTHS if quick else WIDTHS
     command = [sys.executable, __file__, "--widths", *map(str, widths)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise RuntimeError(f"the measured process failed:\n{done.stderr}")
-    found = json.loads(done.stdout)
-    size = 4 * found["parameters"]
-    ratio = found["peak"] / size
+    process = subprocess.run(command, capture_output=True, text=True, check=False)
+    if process.returncode:
+        raise RuntimeError(f"the measured process failed:\n{process.stderr}")
+    measured = json.loads(process.stdout)
+    size = 4 * measured["parameters"]
+    ratio = measured["peak"] / size
+    largest = measured["largest"] / measured["parameters"]
     return [
         Row(
             "peak memory above the model / parameters' float32 bytes",
-            f"{ratio:.2f}× ({found['peak'] / 2**20:,.0f} MiB over {size / 2**20:,.0f} MiB)",
+            f"{ratio:.2f}× ({measured['peak'] / 2**20:,.0f} MiB over {size / 2**20:,.0f} MiB)",
             value=ratio,
             bound=BOUND,
         ),
         Row(
-            f"  {found['parameters']:,} parameters, {len(candidates())} regularizers",
-            f"{found['largest'] / found['parameters']:.0%} in one tensor; {found['how']}",
+            f"  {measured['parameters']:,} parameters, {len(candidates())} regularizers",
+            f"{largest:.0%} in one tensor; {measured['method']}",
         ),
-        Row("  time of that estimate", f"{found['seconds']:.1f} s"),
+        Row("  time of this estimate", f"{measured['seconds']:.1f} s"),
     ]
 
 
@@ -62,7 +62,7 @@ def candidates() -> list[tacit.Regularizer]:
 
 
 def peak_of_estimate(widths: tuple[int, ...]) -> dict[str, float | str]:
-    """Bytes by which resident memory rose at most, from model and data made to a fit returned."""
+    """Increase of resident memory, at its peak, over that with model and data in memory."""
     batch = 64
     model = mlp(widths)
     generator = torch.Generator().manual_seed(0)
@@ -74,48 +74,46 @@ def peak_of_estimate(widths: tuple[int, ...]) -> dict[str, float | str]:
         for _ in range(2)
     ]
     sizes = [p.numel() for p in model.parameters()]
-    # Libraries that torch loads at the first call are not the model's: load them now.
-    small = mlp((8, 8, 8, 2))
-    tacit.estimate(small, F.cross_entropy, (torch.randn(16, 8), torch.arange(16) % 2), candidates())
+    # A first call, so that libraries that torch loads lazily are not counted.
+    warm_up = mlp((8, 8, 8, 2))
+    inputs, targets = torch.randn(16, 8), torch.arange(16) % 2
+    tacit.estimate(warm_up, F.cross_entropy, (inputs, targets), candidates())
 
-    before, how = _start()
-    took = seconds(lambda: _run(model, data))
+    before, method = _reset_peak()
+    elapsed = seconds(lambda: tacit.estimate(model, F.cross_entropy, data, candidates()))
     return {
         "peak": _peak() - before,
         "parameters": sum(sizes),
         "largest": max(sizes),
-        "seconds": took,
-        "how": how,
+        "seconds": elapsed,
+        "method": method,
     }
 
 
-def _run(model: nn.Module, data: list[tuple[torch.Tensor, torch.Tensor]]) -> tacit.Fit:
-    return tacit.estimate(model, F.cross_entropy, data, candidates())
-
-
-def _start() -> tuple[int, str]:
-    """Resident bytes now, and what the peak will be: the mark is set back where that is allowed."""
+def _reset_peak() -> tuple[int, str]:
+    """Reset the peak where the system allows it; current bytes, and how the peak is measured."""
     if not STATUS.exists():
-        return _peak(), "ru_maxrss over its value before"
+        return _peak(), "ru_maxrss minus its value before"
     try:
-        CLEAR.write_text("5")
+        CLEAR_REFS.write_text("5")
     except OSError:
-        return _status("VmRSS"), "VmHWM since the process began: at most too high"
-    return _status("VmRSS"), "VmHWM, set back before the call"
+        return _status("VmRSS"), "VmHWM since the process started: an upper bound"
+    return _status("VmRSS"), "VmHWM, reset before the call"
 
 
 def _peak() -> int:
-    """The high-water mark of resident memory.
+    """Peak of resident memory in bytes.
 
-    Linux's ru_maxrss is not it: a child starts with its parent's.
+    Trap: on Linux ru_maxrss is not usable, because a child process starts with its parent's value.
     """
     if STATUS.exists():
         return _status("VmHWM")
-    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return most if sys.platform == "darwin" else 1024 * most
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else 1024 * peak
 
 
 def _status(field: str) -> int:
+    """A field of /proc/self/status, in bytes."""
     lines = STATUS.read_text().splitlines()
     kilobytes = next(line.split()[1] for line in lines if line.startswith(f"{field}:"))
     return 1024 * int(kilobytes)

@@ -1,4 +1,4 @@
-"""`score_examples` against one forward pass over the same data, and its bootstrap, in time."""
+"""Time of `score_examples` relative to one forward pass, and of its bootstrap."""
 
 from dataclasses import replace
 from statistics import median
@@ -9,22 +9,22 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from workload import classes, mlp, seconds
+from workload import classification_data, mlp, seconds
 
 import tacit
 from tacit.uncertainty.scores import Scores, score_examples
 
 BOUND = 12.0
-"""3(k + 1) forward passes for k = 3 strengths: theirs, and one for the noise of the target."""
-BOOTSTRAP = 1.0
+"""3(k + 1) forward passes for k = 3 strengths: one derivative per strength, one for the target."""
+BOOTSTRAP_BOUND = 1.0
 """Seconds for 2,000 replicates of 10,000 examples."""
-SINGLE = 256
-"""Examples whose whole gradients are taken, for a time that is scaled up to all."""
+GRADIENT_EXAMPLES = 256
+"""Examples whose gradients are computed; their time is scaled up to all examples."""
 TOKENS, VOCABULARY = 32, 100
 
 
 class Transformer(nn.Module):
-    """Two encoder layers over 32 tokens, averaged into ten classes."""
+    """Two encoder layers over 32 tokens, averaged over tokens and mapped to ten classes."""
 
     def __init__(self, width: int):
         super().__init__()
@@ -41,16 +41,16 @@ class Transformer(nn.Module):
 
 
 def candidates() -> list[tacit.Regularizer]:
-    """Three strengths."""
+    """Three candidates with one strength each."""
     return [tacit.l2(), tacit.smooth_l1(1e-3), tacit.regularizers.group_l2(scope="*.weight")]
 
 
 def measure(*, quick: bool) -> list[Row]:
-    """Ratios of median times, the kinds taking turns in one run, then the bootstrap."""
-    images = classes(500 if quick else 20_000)
-    rows, scores = _ratio("MLP", mlp(), images, 1024, quick=quick)
-    # At width 128 operations on entries outweigh products of matrices, and a derivative of a
-    # backward pass has more of them than a forward pass.
+    """Ratios of median times for three models, then the bootstrap."""
+    images = classification_data(500 if quick else 20_000)
+    rows, scores = _compare("MLP", mlp(), images, 1024, quick=quick)
+    # At width 128 elementwise operations dominate matrix products, and a derivative of a backward
+    # pass has more of them than a forward pass.
     for width, count, batch in ((128, 1024, 64), (512, 256, 32)):
         size = count // 8 if quick else count
         generator = torch.Generator().manual_seed(0)
@@ -60,11 +60,11 @@ def measure(*, quick: bool) -> list[Row]:
             torch.manual_seed(0)
             model = Transformer(width).eval()
         label = f"transformer of width {width}"
-        rows += _ratio(label, model, data, batch, quick=quick)[0]
+        rows += _compare(label, model, data, batch, quick=quick)[0]
     return [*rows, *_bootstraps(scores, quick=quick)]
 
 
-def _ratio(
+def _compare(
     label: str,
     model: nn.Module,
     data: tuple[Tensor, Tensor],
@@ -73,33 +73,35 @@ def _ratio(
     quick: bool,
 ) -> tuple[list[Row], Scores]:
     objective = tacit.Objective(model, F.cross_entropy, data, batch_size=batch)
-    found = tacit.fit(tacit.endpoint_equations(objective, candidates()))
-    plain: list[float] = []
-    scored: list[float] = []
+    fit = tacit.fit(tacit.endpoint_equations(objective, candidates()))
+    forward_times: list[float] = []
+    score_times: list[float] = []
     for _ in range(1 if quick else 7):
-        plain.append(seconds(lambda: forward_pass(model, data, batch)))
-        scored.append(seconds(lambda: score_examples(found, objective, candidates())))
-    few = (data[0][:SINGLE], data[1][:SINGLE])
-    single_gradients(model, few)  # the first call sets torch.func up
-    single = seconds(lambda: single_gradients(model, few)) * len(data[0]) / len(few[0])
-    ratio = median(scored) / median(plain)
+        forward_times.append(seconds(lambda: forward_pass(model, data, batch)))
+        score_times.append(seconds(lambda: score_examples(fit, objective, candidates())))
+    few = (data[0][:GRADIENT_EXAMPLES], data[1][:GRADIENT_EXAMPLES])
+    per_example_gradients(model, few)  # warm-up of torch.func
+    gradient_time = seconds(lambda: per_example_gradients(model, few))
+    gradient_time *= len(data[0]) / len(few[0])
+    forward_time, score_time = median(forward_times), median(score_times)
+    ratio = score_time / forward_time
     rows = [
         Row(
             f"score_examples of 3 strengths, {label} / one forward pass",
-            f"{ratio:.1f}× ({median(scored):.2f} s over {median(plain):.3f} s)",
+            f"{ratio:.1f}× ({score_time:.2f} s over {forward_time:.3f} s)",
             value=ratio,
             bound=BOUND,
         ),
         Row(
             f"  per-example gradients by vmap, {label} / one forward pass",
-            f"{single / median(plain):.1f}× ({len(data[0]):,} examples, batches of {batch})",
+            f"{gradient_time / forward_time:.1f}× ({len(data[0]):,} examples, batches of {batch})",
         ),
     ]
-    return rows, score_examples(found, objective, candidates())
+    return rows, score_examples(fit, objective, candidates())
 
 
 def forward_pass(model: nn.Module, data: tuple[Tensor, Tensor], batch: int) -> float:
-    """The mean loss, as an evaluation loop takes it."""
+    """The mean loss, as an evaluation loop computes it."""
     total = 0.0
     with torch.no_grad():
         for x, y in zip(*(part.split(batch) for part in data), strict=True):
@@ -107,27 +109,28 @@ def forward_pass(model: nn.Module, data: tuple[Tensor, Tensor], batch: int) -> f
     return total / len(data[0])
 
 
-def single_gradients(model: nn.Module, data: tuple[Tensor, Tensor]) -> None:
-    """Every example's gradient, a few at a time because each is as large as the model."""
+def per_example_gradients(model: nn.Module, data: tuple[Tensor, Tensor]) -> None:
+    """Compute every example's gradient, 64 at a time because each is as large as the model."""
     params = {n: p.detach() for n, p in model.named_parameters()}
 
     def loss(params: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
         return F.cross_entropy(functional_call(model, params, (x[None],)), y[None])
 
-    each = vmap(grad(loss), in_dims=(None, 0, 0))
+    gradients = vmap(grad(loss), in_dims=(None, 0, 0))
     with sdpa_kernel(SDPBackend.MATH):  # fused attention has no batching rule
         for x, y in zip(*(part.split(64) for part in data), strict=True):
-            each(params, x, y)
+            gradients(params, x, y)
 
 
 def _bootstraps(scores: Scores, *, quick: bool) -> list[Row]:
+    """Time of the bootstrap of these scores, replaced by random ones for many examples."""
     rows = []
-    for count, bound in ((10_000, BOOTSTRAP), (60_000, None)):
+    for count, bound in ((10_000, BOOTSTRAP_BOUND), (60_000, None)):
         size = count // 10 if quick else count
         generator = torch.Generator().manual_seed(0)
         values = torch.randn(size, 3, generator=generator, dtype=torch.float64)
-        large = replace(scores, values=values)
-        took = min(seconds(large.bootstrap) for _ in range(1 if quick else 3))
+        random_scores = replace(scores, values=values)
+        elapsed = min(seconds(random_scores.bootstrap) for _ in range(1 if quick else 3))
         label = f"bootstrap, 2,000 replicates of {size:,} examples"
-        rows.append(Row(label, f"{took:.2f} s", value=took, bound=bound))
+        rows.append(Row(label, f"{elapsed:.2f} s", value=elapsed, bound=bound))
     return rows

@@ -1,4 +1,4 @@
-"""The network, data and regularizers that the timings share, and a clock."""
+"""The network, data and regularizers shared by the benchmarks, and a timer."""
 
 import time
 from collections.abc import Callable
@@ -14,7 +14,7 @@ EXAMPLES = 54_000
 
 
 def mlp(widths: tuple[int, ...] = WIDTHS, *, seed: int = 0) -> nn.Sequential:
-    """A ReLU network of these widths in float32, at torch's own initialisation."""
+    """A ReLU network of these widths in float32, with torch's default initialisation."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         layers = [nn.Linear(a, b) for a, b in pairwise(widths)]
@@ -22,8 +22,10 @@ def mlp(widths: tuple[int, ...] = WIDTHS, *, seed: int = 0) -> nn.Sequential:
     return nn.Sequential(*hidden, layers[-1])
 
 
-def classes(count: int, *, separation: float = 0.0, seed: int = 1) -> tuple[Tensor, Tensor]:
-    """Gaussian inputs and ten classes, their means this many standard deviations from zero."""
+def classification_data(
+    count: int, *, separation: float = 0.0, seed: int = 1
+) -> tuple[Tensor, Tensor]:
+    """Gaussian inputs of ten classes, with means `separation` standard deviations from zero."""
     generator = torch.Generator().manual_seed(seed)
     targets = torch.randint(WIDTHS[-1], (count,), generator=generator)
     inputs = torch.randn(count, WIDTHS[0], generator=generator)
@@ -33,12 +35,12 @@ def classes(count: int, *, separation: float = 0.0, seed: int = 1) -> tuple[Tens
 
 
 def elastic_net() -> list[tacit.Regularizer]:
-    """The two candidates of every timing: ridge, and the lasso smoothed at 1e-3."""
+    """The two candidates of the timings: ridge, and the lasso smoothed with β = 1e-3."""
     return [tacit.l2(), tacit.smooth_l1(1e-3)]
 
 
-def seconds(work: Callable[[], object]) -> float:
-    """How long a call takes."""
+def seconds(function: Callable[[], object]) -> float:
+    """Wall-clock time of one call."""
     start = time.perf_counter()
-    work()
+    function()
     return time.perf_counter() - start

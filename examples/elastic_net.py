@@ -1,4 +1,4 @@
-"""Train a small network with a known elastic net, then recover both strengths from its weights."""
+"""Train a small network with a known elastic net, and recover both strengths from its weights."""
 
 import torch
 from torch import nn
@@ -9,7 +9,7 @@ import tacit
 RIDGE, LASSO, BETA = 1e-3, 3e-4, 1e-3
 
 
-def train(model: nn.Module, inputs: torch.Tensor, target: torch.Tensor) -> None:
+def train(model: nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> None:
     """Minimise mean squared error + RIDGE·‖θ‖² + LASSO·smooth_l1(θ) by L-BFGS."""
     optimizer = torch.optim.LBFGS(
         model.parameters(),
@@ -24,7 +24,7 @@ def train(model: nn.Module, inputs: torch.Tensor, target: torch.Tensor) -> None:
         optimizer.zero_grad()
         theta = torch.cat([p.flatten() for p in model.parameters()])
         smooth = F.smooth_l1_loss(theta, torch.zeros_like(theta), beta=BETA, reduction="sum")
-        total = F.mse_loss(model(inputs), target) + RIDGE * theta.square().sum() + LASSO * smooth
+        total = F.mse_loss(model(inputs), targets) + RIDGE * theta.square().sum() + LASSO * smooth
         total.backward()
         return total
 
@@ -33,32 +33,32 @@ def train(model: nn.Module, inputs: torch.Tensor, target: torch.Tensor) -> None:
 
 def trained_network() -> tuple[nn.Module, tuple[torch.Tensor, torch.Tensor]]:
     """The network at its optimum, and the data it was trained on."""
-    torch.set_num_threads(1)  # matrices this small are slower on several
+    torch.set_num_threads(1)  # such small matrices are slower with several threads
     torch.manual_seed(0)
     inputs = torch.randn(300, 5, dtype=torch.float64)
-    target = (2 * inputs[:, :3]).sin().sum(1, keepdim=True) + 0.1 * torch.randn(300, 1).double()
+    targets = (2 * inputs[:, :3]).sin().sum(1, keepdim=True) + 0.1 * torch.randn(300, 1).double()
     model = nn.Sequential(nn.Linear(5, 30), nn.Tanh(), nn.Linear(30, 1)).double()
     print(f"training {sum(p.numel() for p in model.parameters())} weights …", flush=True)
-    train(model, inputs, target)
-    return model, (inputs, target)
+    train(model, inputs, targets)
+    return model, (inputs, targets)
 
 
 def objective() -> tacit.Objective:
-    """The trained network's objective, for `tacit estimate elastic_net:objective`."""
+    """The objective of the trained network, for `tacit estimate elastic_net:objective`."""
     model, data = trained_network()
     return tacit.Objective(model, F.mse_loss, data)
 
 
 def main() -> None:
-    """Train, estimate, and print what was found beside what was applied."""
+    """Train, estimate, and print the estimated and the applied strengths."""
     candidates = [tacit.l2(), tacit.smooth_l1(BETA)]
-    found = tacit.fit(tacit.endpoint_equations(objective(), candidates))
-    print(found.summary())
+    fit = tacit.fit(tacit.endpoint_equations(objective(), candidates))
+    print(fit.summary())
     for name, applied in {"l2": RIDGE, "smooth_l1": LASSO}.items():
-        error = abs(found.strengths[name] / applied - 1)
+        error = abs(fit.strengths[name] / applied - 1)
         print(
-            f"{name:<10} applied {applied:g}, recovered {found.strengths[name]:.6g} "
-            f"(relative error {error:.0e}), explained {found.explained:.6f}"
+            f"{name:<10} applied {applied:g}, recovered {fit.strengths[name]:.6g} "
+            f"(relative error {error:.0e}), explained {fit.explained:.6f}"
         )
 
 

@@ -1,8 +1,8 @@
-"""Everything runs where the model is, and gives the same answer there as on the CPU."""
+"""Everything runs on the device of the model and gives the same answer there as on the CPU."""
 
 import pytest
 import torch
-from support.problems import params_of, random_data, tanh_mlp
+from support.models import params_of, random_data, tanh_mlp
 from torch import nn
 from torch.nn import functional as F
 
@@ -23,21 +23,28 @@ def network(device, seed=0):
 def candidates(objective):
     start = {n: 0.5 * p for n, p in objective.params.items()}
     return [
-        tacit.l2(), tacit.l1(), tacit.smooth_l1(0.1), tacit.regularizers.distance_to(start), tacit.regularizers.group_l2(),
-        tacit.regularizers.nuclear_norm(), tacit.regularizers.gradient_norm(objective), tacit.layerwise(tacit.l2(name="own")),
-        tacit.regularizers.diagonal(scope="3.bias"), tacit.regularizers.symmetric(scope="3.bias"),
+        tacit.l2(),
+        tacit.l1(),
+        tacit.smooth_l1(0.1),
+        tacit.regularizers.distance_to(start),
+        tacit.regularizers.group_l2(),
+        tacit.regularizers.nuclear_norm(),
+        tacit.regularizers.gradient_norm(objective),
+        tacit.layerwise(tacit.l2(name="ridge")),
+        tacit.regularizers.diagonal(scope="3.bias"),
+        tacit.regularizers.symmetric(scope="3.bias"),
         tacit.regularizers.explicit_dropout(objective),
         tacit.regularizer("fourth", lambda params: sum((p**4).sum() for p in params.values())),
-    ]  # fmt: skip
+    ]
 
 
 def test_every_regularizer_gives_the_answer_of_the_cpu(device):
     data = random_data(1, outputs=2)
     factors = []
-    for place in ("cpu", device):
-        model = network(place)
+    for where in ("cpu", device):
+        model = network(where)
         with torch.no_grad():
-            model[0].weight[0, 0] = 0  # a kink
+            model[0].weight[0, 0] = 0  # at the kink of l1
         objective = tacit.Objective(model, F.mse_loss, data)  # the data stays on the CPU
         equations = tacit.endpoint_equations(objective, candidates(objective))
         factors.append(equations.factor())
@@ -75,8 +82,8 @@ def test_draws_repeat_and_the_random_state_stays(device):
     if device == "cuda":
         assert torch.equal(before, torch.cuda.get_rng_state())
     plain = tacit.Objective(model, F.mse_loss, data)
-    found = tacit.fit(tacit.difference_equations(noisy, plain, [tacit.l2()]))
-    assert found.equations.targets == 2
+    fit = tacit.fit(tacit.difference_equations(noisy, plain, [tacit.l2()]))
+    assert fit.equations.targets == 2
 
 
 def test_float32_and_autocast_run(device):
@@ -113,49 +120,50 @@ def test_second_derivatives_equal_differences_of_first(make, device):
     objective = tacit.Objective(model, F.mse_loss, (X, X))
     direction = {n: torch.ones_like(p) for n, p in objective.params.items()}
     product = objective.hvp(direction)
-    h, here = 1e-5, params_of(model)
+    h, params = 1e-5, params_of(model)
     ahead, behind = (
-        objective.gradient({n: p + s * h * direction[n] for n, p in here.items()}) for s in (1, -1)
+        objective.gradient({n: p + sign * h * direction[n] for n, p in params.items()})
+        for sign in (1, -1)
     )
     for name, values in product.items():
-        slope = (ahead[name] - behind[name]) / (2 * h)
-        torch.testing.assert_close(values, slope, rtol=1e-6, atol=1e-8)
+        difference = (ahead[name] - behind[name]) / (2 * h)
+        torch.testing.assert_close(values, difference, rtol=1e-6, atol=1e-8)
 
 
 def test_error_bars_are_those_of_the_cpu(device):
     data = random_data(3, count=40, outputs=2)
-    found = []
-    for place in ("cpu", device):
-        objective = tacit.Objective(network(place), F.mse_loss, data)
+    answers = []
+    for where in ("cpu", device):
+        objective = tacit.Objective(network(where), F.mse_loss, data)
         regularizers = [tacit.l2(), tacit.regularizers.gradient_norm(objective)]
-        fitted = tacit.fit(tacit.endpoint_equations(objective, regularizers))
-        scores = tacit.score_examples(fitted, objective, regularizers, population=100)
-        jitter = tacit.uncertainty.stationary_error_bars(
-            fitted, objective, regularizers, rate=0.01, batch_size=8
+        fit = tacit.fit(tacit.endpoint_equations(objective, regularizers))
+        scores = tacit.score_examples(fit, objective, regularizers, population=100)
+        stationary = tacit.uncertainty.stationary_error_bars(
+            fit, objective, regularizers, rate=0.01, batch_size=8
         )
-        found.append((scores.values, scores.error_bars().covariance, jitter.covariance))
-    for mine, other in zip(*found, strict=True):
-        torch.testing.assert_close(mine, other, rtol=1e-7, atol=1e-12)
+        answers.append((scores.values, scores.error_bars().covariance, stationary.covariance))
+    for on_cpu, on_device in zip(*answers, strict=True):
+        torch.testing.assert_close(on_device, on_cpu, rtol=1e-7, atol=1e-12)
 
 
 def test_epochs_and_nulls_are_those_of_the_cpu(device):
     data = random_data(4, count=40, outputs=2)
-    strengths, values = [], []
-    for place in ("cpu", device):
-        model = network(place).eval()
+    strengths, null_strengths = [], []
+    for where in ("cpu", device):
+        model = network(where).eval()
         optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
         penalty = tacit.smooth_l1(0.1)
-        watch = tacit.average_epochs(model, optimizer, averaged=[penalty], kept=2)
-        inputs, target = (part.to(place) for part in data)
+        epochs = tacit.average_epochs(model, optimizer, averaged=[penalty], epochs=2)
+        inputs, target = (part.to(where) for part in data)
         for _ in range(3):
             for rows in torch.arange(40).split(10):
                 optimizer.zero_grad()
                 F.mse_loss(model(inputs[rows]), target[rows]).backward()
                 optimizer.step()
-            watch.end_epoch()
+            epochs.end_epoch()
         objective = tacit.Objective(model, F.mse_loss, data)
-        strengths.append(tacit.fit(watch.equations(objective, penalty)).strengths["smooth_l1"])
+        strengths.append(tacit.fit(epochs.equations(objective, penalty)).strengths["smooth_l1"])
         null = tacit.null_distribution(objective, [tacit.l2()], "l2", shuffles=9)
-        values.append(null.draws)
+        null_strengths.append(null.draws)
     assert strengths[1] == pytest.approx(strengths[0], rel=1e-7)
-    assert list(values[1]) == pytest.approx(list(values[0]), rel=1e-6)
+    assert list(null_strengths[1]) == pytest.approx(list(null_strengths[0]), rel=1e-6)

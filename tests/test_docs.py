@@ -21,7 +21,7 @@ def blocks(page):
 
 
 def assert_same_output(shown, printed):
-    """Words must agree to the letter, numbers to three per cent; rounding noise need not."""
+    """Compare words exactly and numbers to three per cent. Numbers below 1e-9 count as equal."""
 
     def words(text):
         return NUMBER.sub("#", text).split()
@@ -34,6 +34,7 @@ def assert_same_output(shown, printed):
         assert a == pytest.approx(b, rel=0.03, abs=1e-9), f"{a} is shown, {b} printed:\n{printed}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_python_blocks_run_and_print_what_is_shown(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -69,31 +70,35 @@ def commands(page):
                     yield command
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", [p for p in PAGES if list(commands(p))], ids=lambda p: p.name)
 def test_commands_run_at_their_quick_presets(page, reproduced):
-    """Where all was reproduced already, so that experiments are not run a second time."""
+    """Run each command in the folder of the reproduction, whose finished rows it reuses."""
     for command in commands(page):
-        folder = reproduced
-        if command[:1] == ["cd"]:
-            folder, command = ROOT / command[1], command[3:]
-        if command[0] == "make":  # CI runs these; here each target must exist
-            folder, program = ROOT, ["make", "--dry-run", *command[1:]]
-        elif command[0] == "tacit":
-            quick = ["quick" if word == "paper" else word for word in command[1:]]
+        folder, arguments = reproduced, command
+        if command[0] == "cd":  # cd FOLDER && …
+            folder, arguments = ROOT / command[1], command[3:]
+        if arguments[0] == "make":  # CI runs these; here each target must exist
+            folder, program = ROOT, ["make", "--dry-run", *arguments[1:]]
+        elif arguments[0] == "tacit":
+            quick = ["quick" if word == "paper" else word for word in arguments[1:]]
             program = [sys.executable, "-m", "tacit", *quick]
+        elif arguments[0] == ".venv/bin/pre-commit":  # it would change the clone's git hooks
+            program = [sys.executable, "-m", "pre_commit", arguments[1], "--help"]
         else:
-            assert command[0] == "python", f"{command[0]} is not tested"
-            program = [sys.executable, *command[1:]]
-        found = subprocess.run(program, cwd=folder, capture_output=True, text=True, timeout=600)
-        assert found.returncode == 0, f"{command}: {found.stdout}{found.stderr}"
+            assert arguments[0] == "python", f"{arguments[0]} is not tested"
+            program = [sys.executable, *arguments[1:]]
+        run = subprocess.run(program, cwd=folder, capture_output=True, text=True, timeout=600)
+        assert run.returncode == 0, f"{command}: {run.stdout}{run.stderr}"
 
 
+@pytest.mark.slow
 def test_the_example_recovers_both_strengths():
-    found = subprocess.run(
+    run = subprocess.run(
         [sys.executable, "examples/elastic_net.py"], cwd=ROOT, capture_output=True, text=True
     )
-    assert found.returncode == 0, found.stderr
-    errors = [float(e) for e in re.findall(r"relative error (\S+)\)", found.stdout)]
+    assert run.returncode == 0, run.stderr
+    errors = [float(error) for error in re.findall(r"relative error (\S+)\)", run.stdout)]
     assert len(errors) == 2
     assert max(errors) < 1e-3
-    assert "No problems found" in found.stdout
+    assert "No problems found" in run.stdout

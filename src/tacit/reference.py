@@ -1,7 +1,7 @@
-"""Naive dense versions of everything: short enough to check by eye, and the oracle of the tests.
+"""Naive dense implementations, short enough to check by eye: the reference of the tests.
 
-Every function here holds whole matrices and one graph over the whole data set. It shares no code
-with the library's own path but the regularizers' values, which autograd differentiates here.
+Every function here forms whole matrices, and one graph over the whole data set. The only code
+shared with the rest of the library is the regularizers' values, which autograd differentiates.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,7 +15,7 @@ from tacit.objective.params import Params
 from tacit.regularizers import Regularizer
 
 Function = Callable[[Params], Tensor]
-"""A scalar function of the parameters, such as a loss over all the data."""
+"""A scalar function of the parameters, such as the loss over all examples."""
 
 
 def flat(tensors: Params) -> Tensor:
@@ -44,7 +44,7 @@ def hessian(function: Function, params: Params) -> Tensor:
 
 
 def design(regularizers: Sequence[Regularizer], params: Params) -> Tensor:
-    """Columns ∇R_j(θ), one for every strength, by autograd of the values."""
+    """The matrix of columns ∇R_j(θ), one per strength, by autograd of the values R_j(θ)."""
     columns = [
         gradient(lambda p, r=regularizer, j=j: r.value(p)[j], params)
         for regularizer in regularizers
@@ -69,40 +69,46 @@ def euler_target(loss: Function, point: Params, displacement: Params, time: floa
 
 
 def flow_displacement(loss: Function, point: Params, time: float, *, substeps: int = 10) -> Tensor:
-    """Where dθ/dt = −∇L goes from a point in a given time, by classical Runge–Kutta."""
+    """θ(time) − θ(0) along dθ/dt = −∇L from a point, by the classical Runge–Kutta method."""
     sizes, theta, h = [p.numel() for p in point.values()], flat(point), time / substeps
 
-    def slope(vector: Tensor) -> Tensor:
+    def velocity(vector: Tensor) -> Tensor:
         parts = zip(point.items(), vector.split(sizes), strict=True)
         return -gradient(loss, {n: part.reshape(p.shape) for (n, p), part in parts})
 
     for _ in range(substeps):
-        k1 = slope(theta)
-        k2 = slope(theta + h / 2 * k1)
-        k3 = slope(theta + h / 2 * k2)
-        k4 = slope(theta + h * k3)
+        k1 = velocity(theta)
+        k2 = velocity(theta + h / 2 * k1)
+        k3 = velocity(theta + h / 2 * k2)
+        k4 = velocity(theta + h * k3)
         theta = theta + h / 6 * (k1 + 2 * k2 + 2 * k3 + k4)
     return theta - flat(point)
 
 
 def fit(design: Tensor, target: Tensor, *, rank: float = 1e-12) -> Tensor:
-    """Least-squares strengths; where columns are dependent, the ones of least norm.
+    """Least-squares strengths; where columns are linearly dependent, those of least norm.
 
-    Dependence is judged on columns of unit norm: those combinations of strengths that the
-    equations determine are kept as constraints, and the shortest λ that meets them is taken.
+    With N the norms of the columns and design·N⁻¹ = U S Vᵀ, the equations determine only Vᵀ N λ for
+    the singular values S that are not zero. Of all λ with VᵀNλ = S⁻¹Uᵀ·target the shortest is
+    returned.
+
+    Args:
+        design: columns ∇R_j.
+        target: the right-hand side.
+        rank: singular values up to this fraction of the largest are zero.
     """
-    matrix, right = design.double().numpy(), target.double().numpy()
+    matrix, rhs = design.double().numpy(), target.double().numpy()
     norms = np.linalg.norm(matrix, axis=0)
-    unit = matrix / np.where(norms > 0, norms, 1)
-    u, s, vh = np.linalg.svd(unit, full_matrices=False)
-    kept = s > rank * s[0]
-    constraints = vh[kept] * norms
-    values = (u[:, kept].T @ right) / s[kept]
-    return torch.from_numpy(np.linalg.pinv(constraints, rcond=1e-14) @ values)
+    unit_columns = matrix / np.where(norms > 0, norms, 1)
+    u, s, vh = np.linalg.svd(unit_columns, full_matrices=False)
+    nonzero = s > rank * s[0]
+    constraints = vh[nonzero] * norms
+    determined = (u[:, nonzero].T @ rhs) / s[nonzero]
+    return torch.from_numpy(np.linalg.pinv(constraints, rcond=1e-14) @ determined)
 
 
 def fit_nonnegative(design: Tensor, target: Tensor) -> Tensor:
-    """Least-squares strengths under λ ≥ 0."""
+    """Least-squares strengths with λ ≥ 0."""
     return torch.from_numpy(nnls(design.double().numpy(), target.double().numpy())[0])
 
 

@@ -1,18 +1,20 @@
-"""What a user types on the command line, turned into an objective and regularizers."""
+"""Parse the arguments of `tacit estimate` into an objective and regularizers."""
 
 import importlib
 import inspect
+from collections.abc import Callable
 from typing import Any
 
 import tacit
 from tacit.errors import InputError
 
-SIMPLE = ("l2", "l1", "smooth_l1", "group_l2", "nuclear_norm", "diagonal", "symmetric")
-OF_OBJECTIVES = ("gradient_norm", "explicit_dropout")
+WITHOUT_OBJECTIVE = ("l2", "l1", "smooth_l1", "group_l2", "nuclear_norm", "diagonal", "symmetric")
+WITH_OBJECTIVE = ("gradient_norm", "explicit_dropout")
+"""Regularizers whose first argument is the objective."""
 
 
-def find_objective(spec: str) -> "tacit.Objective":
-    """The Objective that `module:callable` returns."""
+def load_objective(spec: str) -> "tacit.Objective":
+    """Import `module:callable` and return the Objective that the callable returns."""
     module_name, _, attribute = spec.partition(":")
     if not module_name or not attribute:
         raise InputError(f"objective {spec!r}: write it as module:callable.")
@@ -21,21 +23,27 @@ def find_objective(spec: str) -> "tacit.Objective":
     except (ImportError, TypeError, SyntaxError) as error:
         raise InputError(
             f"objective {spec!r}: {error}. Write module:callable, and run from the folder that "
-            "holds the module."
+            "contains the module."
         ) from error
-    if not callable(getattr(module, attribute, None)):
-        raise InputError(f"objective {spec!r}: {module_name} has no callable {attribute!r}.")
-    make = getattr(module, attribute)
-    try:
-        inspect.signature(make).bind()
-    except TypeError as error:
-        raise InputError(f"objective {spec!r} must need no arguments: {error}.") from error
-    found = make()
-    if not isinstance(found, tacit.Objective):
+    make_objective = getattr(module, attribute, None)
+    if not callable(make_objective):
         raise InputError(
-            f"objective {spec!r} returned a {type(found).__name__}: return a tacit.Objective."
+            f"objective {spec!r}: {module_name} has no callable {attribute!r}. Name a function of "
+            "the module that returns a tacit.Objective."
         )
-    return found
+    try:
+        inspect.signature(make_objective).bind()
+    except TypeError as error:
+        raise InputError(
+            f"objective {spec!r} cannot be called without arguments ({error}): give all its "
+            "parameters defaults."
+        ) from error
+    objective = make_objective()
+    if not isinstance(objective, tacit.Objective):
+        raise InputError(
+            f"objective {spec!r} returned a {type(objective).__name__}: return a tacit.Objective."
+        )
+    return objective
 
 
 def parse_regularizer(spec: str, objective: "tacit.Objective") -> "tacit.Regularizer":
@@ -47,33 +55,33 @@ def parse_regularizer(spec: str, objective: "tacit.Objective") -> "tacit.Regular
     name, _, rest = spec.partition(":")
     if name == "layerwise" and rest:
         return tacit.layerwise(parse_regularizer(rest, objective))
-    given = [_option(part, spec) for part in rest.split(",")] if rest else []
-    options = dict(given)
-    if len(options) < len(given):
-        raise InputError(f"{spec!r} gives an option twice: give each once.")
-    if name in OF_OBJECTIVES:
-        return _make(spec, getattr(tacit.regularizers, name), objective, **options)
-    if name not in SIMPLE:
-        known = ", ".join((*SIMPLE, *OF_OBJECTIVES, "layerwise:…"))
-        raise InputError(f"no regularizer {name!r} in {spec!r}: there are {known}.")
-    return _make(spec, getattr(tacit.regularizers, name), **options)
+    pairs = [_parse_option(part, spec) for part in rest.split(",")] if rest else []
+    options = dict(pairs)
+    if len(options) < len(pairs):
+        raise InputError(f"{spec!r} has the same option twice: write each option once.")
+    if name in WITH_OBJECTIVE:
+        return _build(spec, getattr(tacit.regularizers, name), objective, **options)
+    if name not in WITHOUT_OBJECTIVE:
+        names = ", ".join((*WITHOUT_OBJECTIVE, *WITH_OBJECTIVE, "layerwise:…"))
+        raise InputError(f"no regularizer {name!r} in {spec!r}: choose from {names}.")
+    return _build(spec, getattr(tacit.regularizers, name), **options)
 
 
 def parse_known(spec: str, objective: "tacit.Objective") -> tuple["tacit.Regularizer", float]:
-    """A known penalty and its strength from `regularizer=strength`, as l2=5e-5."""
-    name, _, text = spec.rpartition("=")
+    """A known penalty and its strength from `regularizer=strength`, such as l2=5e-5."""
+    regularizer, _, number = spec.rpartition("=")
     try:
-        strength = float(text)
+        strength = float(number)
     except ValueError as error:
         raise InputError(f"known penalty {spec!r}: write it as l2=5e-5.") from error
-    return parse_regularizer(name, objective), strength
+    return parse_regularizer(regularizer, objective), strength
 
 
-def _option(part: str, spec: str) -> tuple[str, Any]:
+def _parse_option(part: str, spec: str) -> tuple[str, Any]:
     key, equals, value = part.partition("=")
     if not equals or key not in ("beta", "scope", "name"):
         raise InputError(
-            f"{part!r} in {spec!r} is no option: write key=value with beta, scope or name."
+            f"{part!r} in {spec!r} is not an option: write key=value with beta, scope or name."
         )
     if key != "beta":
         return key, value
@@ -83,8 +91,12 @@ def _option(part: str, spec: str) -> tuple[str, Any]:
         raise InputError(f"beta is {value!r} in {spec!r}: pass a number above zero.") from error
 
 
-def _make(spec: str, family: Any, *given: Any, **options: Any) -> "tacit.Regularizer":
+def _build(
+    spec: str, make_regularizer: Callable[..., Any], *arguments: Any, **options: Any
+) -> "tacit.Regularizer":
     try:
-        return family(*given, **options)
+        return make_regularizer(*arguments, **options)
     except TypeError as error:
-        raise InputError(f"regularizer {spec!r} does not fit: {error}.") from error
+        raise InputError(
+            f"regularizer {spec!r} has a missing or an unknown option: {error}."
+        ) from error

@@ -1,7 +1,12 @@
-"""Closed-form predictions that estimates are checked against.
+"""Closed forms for early stopping in least squares, to compare estimates with.
 
-Least squares here is L(θ) = (1/n)‖y − Xθ‖² with the penalty θᵀΛθ, and S are the eigenvalues of
-XᵀX/n = V S Vᵀ.
+The loss is L(θ) = (1/n)‖y − Xθ‖² and the penalty θᵀΛθ. The matrix XᵀX/n = V S Vᵀ has the
+eigenvalues S, and training starts at zero.
+
+Derivation: with b = Xᵀy/n, t steps θ += η(b − V S Vᵀθ) from zero give
+θ_t = V (I − (I − ηS)^t) S⁻¹ Vᵀb, and the minimiser of the penalised loss with Λ = V D Vᵀ is
+V (S + D)⁻¹ Vᵀb. Both are equal where S + D = S (I − (I − ηS)^t)⁻¹, that is
+D = S ((I − ηS)^−t − I)⁻¹.
 """
 
 import math
@@ -14,57 +19,61 @@ from tacit.errors import InputError
 
 
 def early_stopping(X: Tensor, step: float, t: float) -> Tensor:
-    """Λ(t) = V S((I − ηS)^−t − I)⁻¹ Vᵀ: what t steps of gradient descent from zero amount to.
+    """Λ(t) = V S((I − ηS)^−t − I)⁻¹ Vᵀ: the penalty equivalent to t steps of gradient descent.
 
-    The t-th iterate is the exact minimiser of (1/n)‖y − Xθ‖² + θᵀΛ(t)θ. Trap: a step here is
-    θ += (η/n) Xᵀ(y − Xθ), descent on *half* the mean squared error; with torch's mse_loss and
-    learning rate η pass step=2η. Needs η‖XᵀX/n‖ < 1.
+    The t-th iterate is the exact minimiser of (1/n)‖y − Xθ‖² + θᵀΛ(t)θ. Needs η‖XᵀX/n‖ < 1.
+
+    Trap: a step here is θ += (η/n) Xᵀ(y − Xθ), descent on *half* the mean squared error. With
+    torch's mse_loss and learning rate η pass step=2η.
     """
-    if not (_positive(step) and _positive(t)):
+    if not (_is_positive(step) and _is_positive(t)):
         raise InputError(f"step {step!r} and t {t!r}: both must be finite and above zero.")
-    values, vectors = _spectrum(X)
-    largest = float(values.max())
+    eigenvalues, eigenvectors = _spectrum(X)
+    largest = float(eigenvalues.max())
     if step * largest >= 1:
         raise InputError(
-            f"step {step:g} times the largest eigenvalue {largest:g} of XᵀX/n is not below 1: the "
-            f"law needs a step below {1 / largest:.3g}."
+            f"step {step:g} times the largest eigenvalue {largest:g} of XᵀX/n is not below 1: pass "
+            f"a step below {1 / largest:.3g}."
         )
-    # s/((1 − ηs)^−t − 1) in a form that keeps its digits for small ηst.
-    return _matrix(
-        values, torch.expm1(-t * torch.log1p(-step * values)), vectors, limit=1 / (step * t)
-    )
+    # (1 − ηs)^−t − 1, in a form that is accurate for small ηst.
+    growth = torch.expm1(-t * torch.log1p(-step * eigenvalues))
+    return _penalty_matrix(eigenvalues, growth, eigenvectors, limit=1 / (step * t))
 
 
 def early_stopping_flow(X: Tensor, time: float) -> Tensor:
-    """Λ(τ) = V S(e^{τS} − I)⁻¹ Vᵀ: what gradient flow for time τ = ηt amounts to.
+    """Λ(τ) = V S(e^{τS} − I)⁻¹ Vᵀ: the penalty equivalent to gradient flow for time τ = ηt.
 
     The flow is dθ/dτ = (1/n) Xᵀ(y − Xθ) from zero (Ali, Kolter & Tibshirani 2019).
     """
-    if not _positive(time):
+    if not _is_positive(time):
         raise InputError(f"time {time!r}: pass a finite number above zero.")
-    values, vectors = _spectrum(X)
-    return _matrix(values, torch.expm1(time * values), vectors, limit=1 / time)
+    eigenvalues, eigenvectors = _spectrum(X)
+    growth = torch.expm1(time * eigenvalues)
+    return _penalty_matrix(eigenvalues, growth, eigenvectors, limit=1 / time)
 
 
-def _positive(number: float) -> bool:
+def _is_positive(number: float) -> bool:
     return isinstance(number, Real) and 0 < number < math.inf
 
 
 def _spectrum(X: Tensor) -> tuple[Tensor, Tensor]:
+    """Eigenvalues and eigenvectors of XᵀX/n, from the singular values of X."""
     if not isinstance(X, Tensor):
         raise InputError(f"X is a {type(X).__name__}: pass a torch tensor.")
     if X.ndim != 2 or not len(X) or not torch.isfinite(X).all():
         raise InputError(
-            f"X has shape {tuple(X.shape)}: pass a finite matrix with one row an example."
+            f"X has shape {tuple(X.shape)}: pass a finite matrix with one row per example."
         )
     X = X.double()
-    _, singular, vh = torch.linalg.svd(X, full_matrices=len(X) < X.shape[1])
-    values = X.new_zeros(X.shape[1])
-    values[: len(singular)] = singular.square() / len(X)
-    return values, vh.T
+    _, singular_values, vh = torch.linalg.svd(X, full_matrices=len(X) < X.shape[1])
+    eigenvalues = X.new_zeros(X.shape[1])
+    eigenvalues[: len(singular_values)] = singular_values.square() / len(X)
+    return eigenvalues, vh.T
 
 
-def _matrix(values: Tensor, growth: Tensor, vectors: Tensor, *, limit: float) -> Tensor:
-    """V diag(s/growth) Vᵀ, with the limit where s is zero."""
-    ratio = torch.where(growth > 0, values / torch.where(growth > 0, growth, 1), limit)
-    return (vectors * ratio) @ vectors.T
+def _penalty_matrix(
+    eigenvalues: Tensor, growth: Tensor, eigenvectors: Tensor, *, limit: float
+) -> Tensor:
+    """V diag(s/growth) Vᵀ, with `limit` in place of s/growth where s is zero."""
+    ratio = torch.where(growth > 0, eigenvalues / torch.where(growth > 0, growth, 1), limit)
+    return (eigenvectors * ratio) @ eigenvectors.T

@@ -1,15 +1,16 @@
-"""The paper's figures, one file each.
+"""The paper's figures, one folder each.
 
-Every module here exports:
+The folder of every figure exports:
 
-- `Config`: a frozen dataclass of plain values; `PAPER` and `QUICK` are two of it.
-- `units(config)`: names of the pieces of work, in order. A piece is what an interruption may lose.
-- `run(config, *, finished=(), device="cpu")`: yields rows, dictionaries of plain values, each with
-  its `unit`; units in `finished` are left out, and do not change what the others yield. Measured
-  times are in columns that end in `_seconds`: all else is the same at every run.
-- `plot(rows)`: a figure from the rows (a pandas DataFrame) alone.
-- `check(rows)`: key numbers against the expected ones.
-- `TITLE`, `CAPTION`: plain words for the page.
+- `Config`: a frozen dataclass of plain values. `PAPER` and `QUICK` are its two presets.
+- `units(config)`: the names of the units of work, in order. An interruption loses at most one unit.
+- `run(config, *, finished=(), device="cpu")`: yields rows. A row is a dictionary of plain values
+  and has its unit's name in `unit`. Units in `finished` are skipped, which does not change the rows
+  of the others. Columns that end in `_seconds` hold measured times. All other columns are the same
+  in every run.
+- `plot(rows)`: the figure, drawn only from the rows (a pandas DataFrame).
+- `check(rows)`: key numbers beside their expected values.
+- `TITLE`, `CAPTION`: text for the page of figures.
 """
 
 import importlib
@@ -19,27 +20,28 @@ from typing import Any, Protocol, cast
 
 from tacit.errors import InputError
 
-MODULES = {
-    "tradeoff": "tradeoff",
-    "trajectory-deviations": "trajectory_deviations",
-    "early-stopping": "early_stopping",
-    "bootstrap": "bootstrap",
-    "elastic-net": "elastic_net",
-    "step-size": "step_size",
-    "long-horizon": "long_horizon",
-    "dropout": "dropout",
-    "coverage": "coverage",
-    "training-coverage": "training_coverage",
-}
+EXPERIMENTS = (
+    "tradeoff",
+    "trajectory-deviations",
+    "early-stopping",
+    "bootstrap",
+    "elastic-net",
+    "step-size",
+    "long-horizon",
+    "dropout",
+    "coverage",
+    "training-coverage",
+)
+"""Names of the experiments, in the order of the page. The folder has `_` instead of `-`."""
 
 Row = dict[str, Any]
 Table = Any
-"""A pandas DataFrame of rows, whose type stubs cannot follow how it is filtered."""
+"""A pandas DataFrame of rows. Its type stubs do not cover how rows are filtered here."""
 
 
 @dataclass(frozen=True)
 class Check:
-    """A key number beside what is expected of it."""
+    """A key number of a figure beside its expected value."""
 
     label: str
     value: float
@@ -48,7 +50,7 @@ class Check:
 
 
 class Experiment(Protocol):
-    """What every module of this package exports."""
+    """The names that the folder of every figure exports."""
 
     Config: type
     PAPER: Any
@@ -61,34 +63,35 @@ class Experiment(Protocol):
     check: Callable[[Any], list[Check]]
 
 
-def load(name: str) -> Experiment:
-    """The experiment of that name."""
-    if name not in MODULES:
-        raise InputError(f"no experiment {name!r}: there are {', '.join(MODULES)}.")
-    return cast(Experiment, importlib.import_module(f"tacit_paper.{MODULES[name]}"))
+def find_experiment(name: str) -> Experiment:
+    """Import the experiment of this name."""
+    if name not in EXPERIMENTS:
+        raise InputError(f"no experiment {name!r}: choose from {', '.join(EXPERIMENTS)}.")
+    return cast(Experiment, importlib.import_module(f"tacit_paper.{name.replace('-', '_')}"))
 
 
 def pending(units: Iterable[str], finished: Collection[str]) -> Iterator[str]:
-    """The units that are still to be run."""
+    """The units that are not finished, in order."""
     return (unit for unit in units if unit not in finished)
 
 
 def run_units(
     work: Mapping[str, Callable[[], Iterable[Row]]], finished: Collection[str]
 ) -> Iterator[Row]:
-    """Rows of every unit that is not finished, each with its unit."""
+    """Run every unit that is not finished and add the unit's name to its rows."""
     for unit in pending(work, finished):
         yield from ({"unit": unit, **row} for row in work[unit]())
 
 
-def run_small(
+def run_single_threaded(
     work: Mapping[str, Callable[[], Iterable[Row]]], finished: Collection[str]
 ) -> Iterator[Row]:
-    """Rows of every unit that is not finished, each unit computed on one thread.
+    """Do the same as `run_units`, with each unit computed on one thread.
 
-    Matrices as small as those of the least-squares figures take many times longer on several.
+    Operations on matrices as small as those of the least-squares figures take many times longer on
+    several threads. The number of threads is restored before rows are yielded.
     """
-    import torch
+    import torch  # imported here because the command line imports this module
 
     for unit in pending(work, finished):
         threads = torch.get_num_threads()

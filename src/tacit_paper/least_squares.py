@@ -1,7 +1,9 @@
-"""Least squares as the paper draws it: data, gradient descent from zero, stopping, equations.
+"""The paper's least-squares problem: data, gradient descent from zero, stopping, equations.
 
-Draws are made in float32, as published, and everything after them in float64. A step of descent is
-θ += (η/n) Xᵀ(y − Xθ), the one for which `tacit.theory.early_stopping` is exact.
+Random numbers are drawn in float32, as published, and converted to float64. A step of descent is
+θ += (η/n) Xᵀ(y − Xθ), which is the step that `tacit.theory.early_stopping` is exact for.
+Trap: this is half the gradient of the mean squared error, so η here is torch's learning rate on
+`mse_loss` times two.
 """
 
 from collections.abc import Sequence
@@ -22,7 +24,7 @@ SCALE = 3.0
 """Standard deviation of the true coefficients."""
 
 
-class Problem(NamedTuple):
+class Regression(NamedTuple):
     """Inputs (n×p), true coefficients (p) and observations (n), in float64."""
 
     X: Tensor
@@ -30,8 +32,8 @@ class Problem(NamedTuple):
     y: Tensor
 
 
-class Path(NamedTuple):
-    """Gradient descent from zero, for several right-hand sides at once."""
+class Descent(NamedTuple):
+    """Gradient descent from zero on m columns of observations at once."""
 
     iterates: Tensor
     """Weights after t steps, shape (steps + 1, p, m)."""
@@ -41,27 +43,27 @@ class Path(NamedTuple):
 
 def draw(
     seed: int = SEED, noise: float = 1.0, *, examples: int = EXAMPLES, size: int = SIZE
-) -> Problem:
-    """X, then coefficients, then noise, from one generator."""
+) -> Regression:
+    """Draw inputs, then coefficients, then noise, from one generator."""
     generator = torch.Generator().manual_seed(seed)
     X = torch.randn(examples, size, generator=generator).double()
-    return Problem(X, *_observe(X, generator, noise))
+    return Regression(X, *_draw_observations(X, generator, noise))
 
 
 def redraw(X: Tensor, seed: int, noise: float = 1.0) -> tuple[Tensor, Tensor]:
-    """New coefficients and observations for the same inputs."""
-    return _observe(X, torch.Generator().manual_seed(seed), noise)
+    """Draw new coefficients and observations for the same inputs."""
+    return _draw_observations(X, torch.Generator().manual_seed(seed), noise)
 
 
 def endpoint_seed(pool: int, index: int, seed: int = SEED) -> int:
-    """The seed of an endpoint of a pool, as published."""
+    """The published seed of one endpoint of a pool."""
     return seed + 100 + 10_000 * pool + index
 
 
-def pool(X: Tensor, pool: int, count: int, *, seed: int = SEED, noise: float = 1.0) -> Tensor:
-    """Observations of `count` endpoints of a pool, one a column (n×count)."""
-    drawn = (redraw(X, endpoint_seed(pool, k, seed), noise) for k in range(count))
-    return torch.stack([y for _, y in drawn], dim=1)
+def draw_pool(X: Tensor, pool: int, count: int, *, seed: int = SEED, noise: float = 1.0) -> Tensor:
+    """Draw the observations of `count` endpoints of a pool, one column each (n×count)."""
+    columns = [redraw(X, endpoint_seed(pool, k, seed), noise)[1] for k in range(count)]
+    return torch.stack(columns, dim=1)
 
 
 def descend(
@@ -72,16 +74,16 @@ def descend(
     dtype: torch.dtype = torch.float64,
     *,
     weights: Tensor | None = None,
-) -> Path:
-    """Descend from zero for every column of Y (n×m, or n for one) at once.
+) -> Descent:
+    """Descend from zero for every column of Y (n×m, or n for one column) at once.
 
     Args:
         X: inputs, n×p.
         Y: observations.
         step: η of θ += (η/n) Xᵀ(y − Xθ); with weights, of (η/Σw) Xᵀ diag(w) (y − Xθ).
-        steps: how many.
-        dtype: what the descent is computed in; the path is given in it too.
-        weights: one weight an example, in Y's shape (counts of a resample, say).
+        steps: number of steps.
+        dtype: the precision of the descent and of what is returned.
+        weights: one weight per example, in Y's shape (for example the counts of a resample).
     """
     X, Y = X.to(dtype), Y.to(dtype).reshape(len(Y), -1)
     scale = None if weights is None else weights.to(dtype).reshape(Y.shape)
@@ -94,26 +96,26 @@ def descend(
         losses[t] = torch.linalg.vecdot(residual, weighted, dim=0) / total
         if t < steps:
             iterates[t + 1] = iterates[t] + X.T @ weighted * (step / total)
-    return Path(iterates, losses)
+    return Descent(iterates, losses)
 
 
 def stopping_times(losses: Tensor, *, patience: int, min_delta: float) -> list[int]:
-    """When each column of losses (steps + 1, m) stops, by the usual rule; the last step if never.
+    """The step at which each column of losses (steps + 1, m) stops; the last step if it never does.
 
-    A step improves if its loss is below the best so far by more than `min_delta`; training stops
-    after `patience` steps in a row that do not.
+    A step improves if its loss is below the best so far by more than `min_delta`. Training stops
+    after `patience` consecutive steps without improvement.
     """
     best, waited = losses[0].clone(), torch.zeros(losses.shape[1], dtype=torch.long)
-    stopped = torch.full_like(waited, len(losses) - 1)
-    going = torch.ones_like(waited, dtype=torch.bool)
+    stops = torch.full_like(waited, len(losses) - 1)
+    running = torch.ones_like(waited, dtype=torch.bool)
     for t in range(1, len(losses)):
-        better = losses[t] < best - min_delta
-        best = torch.where(better, losses[t], best)
-        waited = torch.where(better, 0, waited + 1)
-        now = going & (waited >= patience)
-        stopped[now] = t
-        going &= ~now
-    return stopped.tolist()
+        improved = losses[t] < best - min_delta
+        best = torch.where(improved, losses[t], best)
+        waited = torch.where(improved, 0, waited + 1)
+        stopping = running & (waited >= patience)
+        stops[stopping] = t
+        running &= ~stopping
+    return stops.tolist()
 
 
 def objective(X: Tensor, y: Tensor, *, weights: Tensor | None = None) -> Objective:
@@ -122,8 +124,8 @@ def objective(X: Tensor, y: Tensor, *, weights: Tensor | None = None) -> Objecti
     return Objective(model, F.mse_loss, (X, y.reshape(-1, 1)), weights=weights)
 
 
-def point(theta: Tensor) -> dict[str, Tensor]:
-    """Weights as parameters of `objective`, in float64 whatever they were trained in."""
+def as_params(theta: Tensor) -> dict[str, Tensor]:
+    """Weights as parameters of `objective`, converted to float64."""
     return {"weight": theta.double().reshape(1, -1)}
 
 
@@ -131,26 +133,34 @@ def equations(
     X: Tensor,
     y: Tensor,
     theta: Tensor,
-    families: Regularizer | Sequence[Regularizer],
+    regularizers: Regularizer | Sequence[Regularizer],
     *,
     weights: Tensor | None = None,
 ) -> Equations:
     """The equations of one endpoint."""
-    return endpoint_equations(objective(X, y, weights=weights), families, params=point(theta))
+    return endpoint_equations(
+        objective(X, y, weights=weights), regularizers, params=as_params(theta)
+    )
 
 
-def penalised(X: Tensor, y: Tensor, penalty: Tensor) -> Tensor:
-    """The stationary point of (1/n)‖y − Xθ‖² + θᵀΛθ: its minimiser where XᵀX/n + Λ ≻ 0."""
+def penalised_solution(X: Tensor, y: Tensor, penalty: Tensor) -> Tensor:
+    """The stationary point of (1/n)‖y − Xθ‖² + θᵀΛθ.
+
+    Setting the gradient 2(XᵀX/n + Λ)θ − 2Xᵀy/n to zero gives θ = (XᵀX/n + Λ)⁻¹ Xᵀy/n.
+    Trap: this is a minimum only where XᵀX/n + Λ is positive definite.
+    """
     n = len(X)
     return torch.linalg.solve(X.T @ X / n + penalty, X.T @ y / n)
 
 
 def relative_error(estimate: Tensor, truth: Tensor) -> float:
-    """‖estimate − truth‖ / ‖truth‖, Frobenius."""
+    """‖estimate − truth‖ / ‖truth‖ in the Frobenius norm."""
     return float((estimate - truth).norm() / truth.norm())
 
 
-def _observe(X: Tensor, generator: torch.Generator, noise: float) -> tuple[Tensor, Tensor]:
+def _draw_observations(
+    X: Tensor, generator: torch.Generator, noise: float
+) -> tuple[Tensor, Tensor]:
     coefficients = SCALE * torch.randn(X.shape[1], generator=generator).double()
     epsilon = noise * torch.randn(len(X), generator=generator).double()
     return coefficients, X @ coefficients + epsilon

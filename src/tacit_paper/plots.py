@@ -1,10 +1,13 @@
-"""How figures look, and how they are written: matplotlib is imported only here and in `plot`."""
+"""Style and files of figures. matplotlib is imported only inside functions."""
 
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from tacit_paper.store import write_atomically
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -25,14 +28,14 @@ STYLE: Any = {
     "legend.fontsize": 8,
     "lines.linewidth": 1.5,
     "figure.dpi": 110,
-    "svg.hashsalt": "tacit",  # the same figure, the same bytes
+    "svg.hashsalt": "tacit",  # the same figure gives the same bytes
     "svg.fonttype": "path",
 }
 
 
 @contextmanager
 def style() -> Iterator[None]:
-    """Draw in the house style, whatever the user's settings, and without a screen."""
+    """Draw in this style, independent of the user's matplotlib settings."""
     import matplotlib as mpl
 
     with mpl.rc_context(STYLE):
@@ -40,34 +43,32 @@ def style() -> Iterator[None]:
 
 
 def new_figure(width: float, height: float) -> "Figure":
-    """An empty figure that belongs to no window; sizes in inches."""
+    """An empty figure without a window; sizes in inches."""
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), layout="constrained")
 
 
 def save(figure: "Figure", folder: Path, name: str = "figure") -> list[Path]:
-    """Write a figure as SVG, PDF and PNG, each whole or not at all."""
+    """Write a figure as SVG, PDF and PNG, without the date, so that its bytes are reproducible."""
     paths = []
     for kind in FORMATS:
         path = folder / f"{name}.{kind}"
-        partial = path.with_name(f".{path.name}.partial")
-        dates = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind)
+        no_date = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind)
         with style():
-            figure.savefig(partial, format=kind, dpi=150, metadata=dates)
-        partial.replace(path)
+            write_atomically(path, partial(figure.savefig, format=kind, dpi=150, metadata=no_date))
         paths.append(path)
     return paths
 
 
 def interval(values: Sequence[float], level: float = 0.95) -> tuple[float, float]:
-    """A t interval for the mean of a few independent values; one value has none."""
+    """Student's t interval for the mean of independent values; of width 0 for a single value."""
     from scipy import stats
 
     count = len(values)
-    middle = sum(values) / count
+    mean = sum(values) / count
     if count < 2:
-        return middle, middle
-    spread = math.sqrt(sum((v - middle) ** 2 for v in values) / (count - 1) / count)
-    width = float(stats.t.ppf((1 + level) / 2, count - 1)) * spread
-    return middle - width, middle + width
+        return mean, mean
+    standard_error = math.sqrt(sum((v - mean) ** 2 for v in values) / (count - 1) / count)
+    half_width = float(stats.t.ppf((1 + level) / 2, count - 1)) * standard_error
+    return mean - half_width, mean + half_width

@@ -1,7 +1,13 @@
-"""The published fit of strengths: Adam on log λ from 1, on the gradients of minibatches.
+"""The published fit of strengths: Adam on log λ, starting at λ = 1, on minibatch gradients.
 
-The weights do not move while λ is fitted, so that a few inner products of each minibatch's gradient
-are all that a step needs: they are computed once for a few shuffles, which epochs then draw from.
+The fit minimises the mean over minibatches b of
+
+    ‖g_b + Φλ‖²/p = (‖g_b‖² + 2 λᵀΦᵀg_b + λᵀΦᵀΦλ)/p,
+
+where g_b is the gradient of the loss on b, Φ holds the gradients of the regularizers as columns,
+and p is the number of parameters. The weights do not move while λ is fitted, so ‖g_b‖², Φᵀg_b and
+ΦᵀΦ are all that a step needs. They are computed once for a few shuffles of the data, and epochs
+draw their minibatches from these.
 """
 
 from collections.abc import Sequence
@@ -13,15 +19,16 @@ import torch
 from torch import Tensor
 
 from tacit.ensembles import Ensemble
-from tacit.ensembles.data import own_data
-from tacit.ensembles.evaluation import Loss, batch_slopes
-from tacit.ensembles.rows import columns
+from tacit.ensembles.data import assign_data
+from tacit.ensembles.evaluation import batch_gradients
+from tacit.ensembles.rows import stacked_columns
+from tacit.objective.losses import Loss
 from tacit.regularizers import Regularizer
 
 
 @dataclass(frozen=True, eq=False)
-class Statistics:
-    """What the fit's loss ‖g_b + Φλ‖²/p needs of every minibatch b and member."""
+class GradientProducts:
+    """Inner products of the gradients of every minibatch b and member."""
 
     squares: np.ndarray
     """‖g_b‖², (shuffles, batches, members)."""
@@ -30,21 +37,24 @@ class Statistics:
     gram: np.ndarray
     """ΦᵀΦ, (members, strengths, strengths)."""
     parameters: int
+    """Number of parameters p of one member."""
 
 
 @dataclass(frozen=True)
-class Protocol:
+class FitSettings:
     """Settings of the published fit."""
 
     rate: float
+    """Learning rate of Adam."""
     epochs: int
+    """Highest number of epochs."""
     patience: int
     """Epochs without a lower loss after which a fit stops."""
     plateau: int = 0
     """Epochs after which the rate is halved if the loss has not fallen by 0.01 %; 0 for never."""
 
 
-def statistics(
+def gradient_products(
     ensemble: Ensemble,
     loss: Loss,
     data: Any,
@@ -52,22 +62,24 @@ def statistics(
     *,
     batch_size: int,
     shuffles: int,
-) -> Statistics:
-    """Inner products of minibatch gradients for some shuffles of the data, one order for all."""
-    wide = ensemble.to(torch.float64)
-    owned = own_data(data, len(wide), wide.first)
-    found = [[columns(r, wide.params, name) for name in wide.params] for r in regularizers]
-    rows = [torch.cat([c.values[..., 0] for c in each if c is not None], 1) for each in found]
-    design = torch.stack(rows, dim=2)
+) -> GradientProducts:
+    """Inner products of minibatch gradients for a few shuffles, the same for all members."""
+    ensemble = ensemble.to(torch.float64)
+    member_data = assign_data(data, len(ensemble), ensemble.first_tensor)
+    params = ensemble.params
+    blocks = [[stacked_columns(r, params, n) for n in params] for r in regularizers]
+    design = torch.stack(
+        [torch.cat([b.values[..., 0] for b in row if b is not None], 1) for row in blocks], dim=2
+    )
     squares, inner = [], []
     generator = torch.Generator().manual_seed(0)
     for _ in range(shuffles):
-        order = torch.randperm(owned.examples, generator=generator).to(design.device)
-        batches = owned.batches(order.expand(len(wide), -1), batch_size)
-        pairs = [_products(wide, loss, *batch, design) for batch in batches]
-        squares.append(torch.stack([square for square, _ in pairs]))
-        inner.append(torch.stack([product for _, product in pairs]))
-    return Statistics(
+        order = torch.randperm(member_data.examples, generator=generator).to(design.device)
+        batches = member_data.batches(order.expand(len(ensemble), -1), batch_size)
+        products = [_batch_products(ensemble, loss, *batch, design) for batch in batches]
+        squares.append(torch.stack([square for square, _ in products]))
+        inner.append(torch.stack([product for _, product in products]))
+    return GradientProducts(
         torch.stack(squares).cpu().numpy(),
         torch.stack(inner).cpu().numpy(),
         (design.transpose(1, 2) @ design).cpu().numpy(),
@@ -75,72 +87,77 @@ def statistics(
     )
 
 
-def _products(
+def _batch_products(
     ensemble: Ensemble, loss: Loss, inputs: Tensor, targets: Tensor, design: Tensor
 ) -> tuple[Tensor, Tensor]:
-    slopes = batch_slopes(ensemble, loss, inputs, targets).gradients
-    flat = torch.cat([slope.flatten(1) for slope in slopes.values()], 1)
+    """‖g_b‖² and Φᵀg_b of every member on one minibatch."""
+    gradients = batch_gradients(ensemble, loss, inputs, targets).gradients
+    flat = torch.cat([gradient.flatten(1) for gradient in gradients.values()], 1)
     return flat.square().sum(1), torch.einsum("mp,mpk->mk", flat, design)
 
 
-class Published(NamedTuple):
-    """Where the published fit ends, by member."""
+class PublishedFits(NamedTuple):
+    """Where the published fit of every member ends."""
 
     strengths: np.ndarray
     """(members, strengths)."""
     epochs: np.ndarray
+    """Number of epochs until each fit stopped."""
     losses: np.ndarray
     """The lowest mean over an epoch of ‖g_b + Φλ‖²/p."""
 
 
-def published_fit(given: Statistics, protocol: Protocol) -> Published:
-    """Adam on log λ from 1, a step a minibatch, until the loss has not fallen for long.
+def fit_as_published(products: GradientProducts, settings: FitSettings) -> PublishedFits:
+    """Fit log λ by Adam from λ = 1, one step per minibatch, until the loss stops falling.
 
     Every minibatch of an epoch comes from a shuffle drawn at random, so that epochs differ as
-    fresh shuffles do: their noise is what the schedule and the stopping rule react to.
+    they would with fresh shuffles: the schedule and the stopping rule react to this noise.
+
+    Trap: these strengths are not the least-squares solution. The fit often stops far from it.
     """
-    shuffles, batches, members, count = given.inner.shape
-    log, mean, square = (np.zeros((members, count)) for _ in range(3))
-    watch = _Watch(members, protocol)
-    epochs, step, draws = np.zeros(members, dtype=int), 0, np.random.default_rng(0)
-    for _ in range(protocol.epochs):
+    shuffles, batches, members, count = products.inner.shape
+    log_strengths, mean, square = (np.zeros((members, count)) for _ in range(3))
+    schedule = _Schedule(members, settings)
+    epochs, step, generator = np.zeros(members, dtype=int), 0, np.random.default_rng(0)
+    for _ in range(settings.epochs):
         total = np.zeros(members)
-        for batch, shuffle in enumerate(draws.integers(shuffles, size=batches)):
+        for batch, shuffle in enumerate(generator.integers(shuffles, size=batches)):
             step += 1
-            inner, strengths = given.inner[shuffle, batch], np.exp(log)
-            pulled = np.einsum("mjk,mk->mj", given.gram, strengths)
-            total += given.squares[shuffle, batch] + (strengths * (2 * inner + pulled)).sum(1)
-            slope = 2 * strengths * (inner + pulled) / given.parameters
-            mean = 0.9 * mean + 0.1 * slope
-            square = 0.999 * square + 0.001 * slope**2
+            inner, strengths = products.inner[shuffle, batch], np.exp(log_strengths)
+            penalty = np.einsum("mjk,mk->mj", products.gram, strengths)  # ΦᵀΦλ
+            total += products.squares[shuffle, batch] + (strengths * (2 * inner + penalty)).sum(1)
+            gradient = 2 * strengths * (inner + penalty) / products.parameters
+            mean = 0.9 * mean + 0.1 * gradient
+            square = 0.999 * square + 0.001 * gradient**2
             scale = np.sqrt(square / (1 - 0.999**step)) + 1e-8
-            log -= watch.rate * mean / (1 - 0.9**step) / scale
-        epochs[watch.active] += 1
-        watch.see(total / batches / given.parameters)
-        if not watch.active.any():
+            log_strengths -= schedule.rate * mean / (1 - 0.9**step) / scale
+        epochs[schedule.active] += 1
+        schedule.update(total / batches / products.parameters)
+        if not schedule.active.any():
             break
-    return Published(np.exp(log), epochs, watch.lowest)
+    return PublishedFits(np.exp(log_strengths), epochs, schedule.lowest)
 
 
-class _Watch:
+class _Schedule:
     """Early stopping and torch's ReduceLROnPlateau with its defaults, for every member."""
 
-    def __init__(self, members: int, protocol: Protocol):
-        self._protocol = protocol
-        self.lowest, self._level = np.full(members, np.inf), np.full(members, np.inf)
-        self._waited, self._stalled = np.zeros(members), np.zeros(members)
-        self.rate, self.active = np.full((members, 1), protocol.rate), np.ones(members, dtype=bool)
+    def __init__(self, members: int, settings: FitSettings):
+        self._settings = settings
+        self.lowest, self._plateau_loss = np.full(members, np.inf), np.full(members, np.inf)
+        self._epochs_without_low, self._epochs_on_plateau = np.zeros(members), np.zeros(members)
+        self.rate, self.active = np.full((members, 1), settings.rate), np.ones(members, dtype=bool)
 
-    def see(self, losses: np.ndarray) -> None:
-        """Judge an epoch by its loss."""
-        self._waited = np.where(losses < self.lowest, 0, self._waited + 1)
+    def update(self, losses: np.ndarray) -> None:
+        """Lower the rates and stop the members that this epoch's losses call for."""
+        lower = losses < self.lowest
+        self._epochs_without_low = np.where(lower, 0, self._epochs_without_low + 1)
         self.lowest = np.where(self.active, np.minimum(losses, self.lowest), self.lowest)
-        fell = losses < self._level * (1 - 1e-4)
-        self._level = np.where(fell, losses, self._level)
-        self._stalled = np.where(fell, 0, self._stalled + 1)
-        if self._protocol.plateau:
-            late = self._stalled > self._protocol.plateau
-            self.rate[late & (self.rate[:, 0] / 2 > 1e-8)] /= 2
-            self._stalled[late] = 0
-        self.active &= self._waited < self._protocol.patience
+        fell = losses < self._plateau_loss * (1 - 1e-4)
+        self._plateau_loss = np.where(fell, losses, self._plateau_loss)
+        self._epochs_on_plateau = np.where(fell, 0, self._epochs_on_plateau + 1)
+        if self._settings.plateau:
+            stalled = self._epochs_on_plateau > self._settings.plateau
+            self.rate[stalled & (self.rate[:, 0] / 2 > 1e-8)] /= 2
+            self._epochs_on_plateau[stalled] = 0
+        self.active &= self._epochs_without_low < self._settings.patience
         self.rate[~self.active] = 0

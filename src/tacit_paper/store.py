@@ -1,7 +1,7 @@
-"""Rows on disk: written as they are finished, whole or not at all, and never mixed.
+"""Rows on disk: written unit by unit, each file complete or absent, configurations never mixed.
 
-A result folder holds `run.json` (configuration, versions, hashes), `rows.parquet`, and the figures.
-While a run is under way its finished units lie in `parts/`; the next run picks them up there.
+A result folder contains `run.json` (the metadata: configuration, versions, hashes), `rows.parquet`
+and the figure. During a run, finished units are in `parts/`, from where the next run resumes.
 """
 
 import hashlib
@@ -28,20 +28,22 @@ if TYPE_CHECKING:
 VERSIONS = (
     "tacit", "torch", "numpy", "scipy", "pandas", "pyarrow", "matplotlib", "scikit-learn",
 )  # fmt: skip
+"""Packages whose versions are written to the metadata."""
+_REMEDY = "Move it away, or pass --force to replace it."
 
 
 @dataclass(frozen=True)
 class Result:
-    """A finished run: where it is, what made it, and its rows."""
+    """A finished run: its folder, its metadata and its rows."""
 
     folder: Path
-    head: dict[str, Any]
+    metadata: dict[str, Any]
     rows: "pd.DataFrame"
     reused: int
-    """How many of the rows an earlier run had left."""
+    """Number of rows that an earlier run had computed."""
 
 
-def execute(
+def run_experiment(
     name: str,
     experiment: Experiment,
     preset: str,
@@ -51,221 +53,138 @@ def execute(
     force: bool = False,
     advance: Callable[[int, int], None] = lambda done, total: None,
 ) -> Result:
-    """Run what is missing of an experiment, and read it back.
+    """Compute the units of an experiment that the folder lacks, and read all rows.
 
     Args:
         name: the experiment's name.
         experiment: its module.
         preset: `quick` or `paper`.
-        folder: where its files go.
-        device: where tensors live.
-        force: forget what is there and start anew.
-        advance: is told how many units are done, of how many.
+        folder: the result folder. Rows there with another configuration, device or version of tacit
+            or torch are moved to a folder `earlier-…` inside it.
+        device: the device of the tensors.
+        force: delete earlier rows and start again.
+        advance: is called with the number of finished units and the number of all units.
     """
     config = getattr(experiment, preset.upper())
-    head: dict[str, Any] = {"experiment": name, "preset": preset, "config": asdict(config)}
-    head |= {"device": device, "made_with": {n: _version(n) for n in ("tacit", "torch")}}
-    head["config_hash"] = _hash(json.dumps(head, sort_keys=True).encode())
-    _make(folder)
+    metadata: dict[str, Any] = {"experiment": name, "preset": preset, "config": asdict(config)}
+    metadata |= {"device": device, "made_with": {n: _version(n) for n in ("tacit", "torch")}}
+    metadata["config_hash"] = _hash(json.dumps(metadata, sort_keys=True).encode())
+    _make_folder(folder)
     if force:
-        _clear(folder)
-    found = read_head(folder) if (folder / "run.json").exists() else None
-    if found is not None:
-        _check_owner(folder, found, name)
-        if found["config_hash"] != head["config_hash"]:
-            _set_aside(folder, found["config_hash"])
-        elif found.get("complete"):
-            done = read(folder)
-            return Result(folder, done.head, done.rows, reused=len(done.rows))
+        _delete_results(folder)
+    earlier = read_metadata(folder) if (folder / "run.json").exists() else None
+    if earlier is not None:
+        _check_experiment(folder, earlier, name)
+        if earlier["config_hash"] != metadata["config_hash"]:
+            _set_aside(folder, earlier["config_hash"])
+        elif earlier.get("complete"):
+            return read_result(folder)
     elif (folder / "rows.parquet").exists():
-        raise InputError(f"{folder} holds rows.parquet without run.json: not tacit's. {_REMEDY}")
-    _write_json(folder / "run.json", head)
-    return _resume(experiment, config, folder, head, device=device, advance=advance)
+        raise InputError(
+            f"{folder} has rows.parquet without run.json: not written by tacit. {_REMEDY}"
+        )
+    _write_json(folder / "run.json", metadata)
+    return _run_missing(experiment, config, folder, metadata, device=device, advance=advance)
 
 
-def _resume(
+def _run_missing(
     experiment: Experiment,
     config: Any,
     folder: Path,
-    head: dict[str, Any],
+    metadata: dict[str, Any],
     *,
     device: str,
     advance: Callable[[int, int], None],
 ) -> Result:
+    """Run the units without a part in the folder, then join all parts."""
     units = experiment.units(config)
-    parts = _read_parts(folder, head["config_hash"])
-    reused, order = sum(len(part) for part in parts.values()), {u: i for i, u in enumerate(units)}
+    order = {unit: index for index, unit in enumerate(units)}
+    parts = _read_parts(folder, metadata["config_hash"])
+    reused = sum(len(part) for part in parts.values())
     advance(len(parts), len(units))
     rows = experiment.run(config, finished=frozenset(parts), device=device)
     for unit, group in groupby(rows, key=lambda row: row["unit"]):
-        parts[unit] = _write_part(folder, order[unit], unit, list(group), head["config_hash"])
+        parts[unit] = _write_part(folder, order[unit], unit, list(group), metadata["config_hash"])
         advance(len(parts), len(units))
     missing = [unit for unit in units if unit not in parts]
     if missing:
-        raise RuntimeError(f"{head['experiment']} yielded no rows for {missing}: its run is wrong")
-    _finish(folder, [parts[unit] for unit in units], head)
-    done = read(folder)
-    return Result(folder, done.head, done.rows, reused=reused)
+        raise RuntimeError(
+            f"{metadata['experiment']} yielded no rows for the units {missing}: its run must yield "
+            "at least one row for each."
+        )
+    _join_parts(folder, [parts[unit] for unit in units], metadata)
+    result = read_result(folder)
+    return Result(folder, result.metadata, result.rows, reused=reused)
 
 
-def read_head(folder: Path) -> dict[str, Any]:
-    """What `run.json` says, or an error that names the file."""
+def read_metadata(folder: Path) -> dict[str, Any]:
+    """Read and check `run.json`; an InputError names the file where it is damaged."""
     path = folder / "run.json"
     try:
-        head = json.loads(path.read_text())
-        kinds = {"experiment": str, "preset": str, "config": dict, "config_hash": str}
-        kinds |= {"rows": int, "rows_sha256": str} if head.get("complete") else {}
-        wrong = [key for key, kind in kinds.items() if not isinstance(head.get(key), kind)]
+        metadata = json.loads(path.read_text())
+        types = {"experiment": str, "preset": str, "config": dict, "config_hash": str}
+        types |= {"rows": int, "rows_sha256": str} if metadata.get("complete") else {}
+        wrong = [key for key, kind in types.items() if not isinstance(metadata.get(key), kind)]
         if wrong:
             raise ValueError(f"{', '.join(wrong)} missing or wrong")
     except (OSError, ValueError, AttributeError) as error:
-        raise InputError(f"{path} is damaged or not tacit's ({error}). {_REMEDY}") from error
-    return head
+        raise _damaged(path, error) from error
+    return metadata
 
 
-def read(folder: Path) -> Result:
-    """A finished run, checked against the hash that was written with it."""
+def read_result(folder: Path) -> Result:
+    """Read a finished run and check its rows against their hash in the metadata."""
     import pyarrow.parquet as pq
 
-    head, path = read_head(folder), folder / "rows.parquet"
-    if not head.get("complete"):
-        raise InputError(f"{folder} holds an unfinished run: finish it with tacit reproduce.")
+    metadata, path = read_metadata(folder), folder / "rows.parquet"
+    if not metadata.get("complete"):
+        raise InputError(f"{folder} contains an unfinished run: finish it with tacit reproduce.")
     try:
-        content = path.read_bytes()
-        if _hash(content) != head["rows_sha256"]:
-            raise ValueError("its content is not what was written")
+        if _hash(path.read_bytes()) != metadata["rows_sha256"]:
+            raise ValueError("its sha256 is not the one in run.json")
         rows = pq.read_table(path).to_pandas()
     except (OSError, ValueError) as error:
-        raise InputError(f"{path} is damaged or not tacit's ({error}). {_REMEDY}") from error
-    return Result(folder, head, rows, reused=len(rows))
-
-
-_REMEDY = "Move it away, or pass --force to replace it."
+        raise _damaged(path, error) from error
+    return Result(folder, metadata, rows, reused=len(rows))
 
 
 @contextmanager
-def of_this_version(folder: Path) -> Iterator[None]:
-    """Say it in words where rows lack what a figure shows, since another version wrote them."""
+def explain_missing_columns(folder: Path) -> Iterator[None]:
+    """Turn the error of a missing column into an InputError that names the folder and the remedy.
+
+    A figure is drawn inside this block. Rows lack a column if another version of tacit wrote them.
+    """
     try:
         yield
     except (KeyError, AttributeError) as error:
         raise InputError(
-            f"the rows in {folder} were written by another version of tacit and lack what the "
-            f"figure shows ({error}): tacit reproduce --force makes them anew."
+            f"the rows in {folder} were written by another version of tacit and lack a column that "
+            f"the figure needs ({error}): run tacit reproduce --force to compute them again."
         ) from error
 
 
-def _make(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        probe = folder / ".probe"
-        probe.write_text("")
-        probe.unlink()
-    except OSError as error:
-        raise InputError(
-            f"{folder} cannot be written to ({error}): choose another --out."
-        ) from error
+def finished_folders(out: Path) -> Iterator[Path]:
+    """Folders of finished runs: this folder, or up to two levels below it.
 
-
-def _clear(folder: Path) -> None:
-    shutil.rmtree(folder / "parts", ignore_errors=True)
-    for path in folder.iterdir():
-        if path.is_file() and path.suffix in (".json", ".parquet", ".svg", ".pdf", ".png"):
-            path.unlink()
-
-
-def _check_owner(folder: Path, head: dict[str, Any], name: str) -> None:
-    if head["experiment"] != name:
-        raise InputError(
-            f"{folder} holds results of {head['experiment']!r}, not {name!r}. {_REMEDY}"
-        )
-
-
-def _set_aside(folder: Path, old: str) -> None:
-    """Move rows of another configuration away, so that they can never mix with new ones."""
-    taken = len(list(folder.glob(f"earlier-{old[:8]}*")))
-    aside = folder / (f"earlier-{old[:8]}" + (f"-{taken}" if taken else ""))
-    aside.mkdir()
-    for path in list(folder.iterdir()):
-        if not path.name.startswith("earlier-"):
-            path.replace(aside / path.name)
-
-
-def _read_parts(folder: Path, config_hash: str) -> "dict[str, pa.Table]":
-    import pyarrow.parquet as pq
-
-    parts = {}
-    for path in sorted((folder / "parts").glob("*.parquet")):
+    Folders that are not tacit's, that are damaged, or that were set aside are skipped.
+    """
+    for path in sorted([*out.glob("run.json"), *out.glob("*/run.json"), *out.glob("*/*/run.json")]):
         try:
-            table = pq.read_table(path)
-            about = json.loads((table.schema.metadata or {})[b"tacit"])
-            if about["config_hash"] != config_hash:
-                raise ValueError("it belongs to another configuration")
-        except (OSError, ValueError, KeyError) as error:
-            raise InputError(f"{path} is damaged or not tacit's ({error}). {_REMEDY}") from error
-        parts[about["unit"]] = table
-    return parts
-
-
-def _write_part(
-    folder: Path, number: int, unit: str, rows: list[Row], config_hash: str
-) -> "pa.Table":
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    about = json.dumps({"unit": unit, "config_hash": config_hash})
-    names = dict.fromkeys(
-        name for row in rows for name in row
-    )  # rows may have columns of their own
-    table = pa.Table.from_pylist([{name: row.get(name) for name in names} for row in rows])
-    table = table.replace_schema_metadata({b"tacit": about.encode()})
-    slug = re.sub(r"[^a-z0-9.]+", "-", unit.lower())
-    path = folder / "parts" / f"{number:05d}-{slug}.parquet"
-    atomically(path, lambda partial: pq.write_table(table, partial))
-    return table
-
-
-def _finish(folder: Path, parts: "list[pa.Table]", head: dict[str, Any]) -> None:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    bare = [part.replace_schema_metadata(None) for part in parts]
-    table = pa.concat_tables(bare, promote_options="permissive")
-    path = folder / "rows.parquet"
-    atomically(path, lambda partial: pq.write_table(table, partial))
-    whole = {
-        **head,
-        "complete": True,
-        "rows": table.num_rows,
-        "rows_sha256": _hash(path.read_bytes()),
-        "content_hash": content_hash(table.to_pylist()),
-        "versions": {name: _version(name) for name in VERSIONS}
-        | {"python": platform.python_version()},
-        "platform": platform.platform(terse=True),
-    }
-    _write_json(folder / "run.json", whole)
-    shutil.rmtree(folder / "parts", ignore_errors=True)
-
-
-def _version(name: str) -> str:
-    try:
-        return version(name)
-    except PackageNotFoundError:  # run from a source tree
-        return "not installed"
+            complete = read_metadata(path.parent).get("complete")
+        except InputError:
+            continue
+        if complete and not path.parent.name.startswith("earlier-"):
+            yield path.parent
 
 
 def content_hash(rows: list[Row]) -> str:
-    """A hash of the rows without measured times: what two runs of one kind agree on."""
-    bare = [{k: v for k, v in row.items() if not k.endswith("_seconds")} for row in rows]
-    return _hash(json.dumps(bare, sort_keys=True).encode())
+    """A hash of the rows without measured times: equal for two runs of the same configuration."""
+    untimed = [{k: v for k, v in row.items() if not k.endswith("_seconds")} for row in rows]
+    return _hash(json.dumps(untimed, sort_keys=True).encode())
 
 
-def _write_json(path: Path, content: dict[str, Any]) -> None:
-    atomically(path, lambda partial: partial.write_text(json.dumps(content, indent=2) + "\n"))
-
-
-def atomically(path: Path, write: Callable[[Path], object]) -> None:
-    """Write a file whole or not at all."""
+def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
+    """Write a file completely or not at all: `write` fills a temporary file, which is renamed."""
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(exist_ok=True)
@@ -278,16 +197,115 @@ def atomically(path: Path, write: Callable[[Path], object]) -> None:
             partial.unlink(missing_ok=True)
 
 
+def _damaged(path: Path, error: Exception) -> InputError:
+    return InputError(f"{path} is damaged or not written by tacit ({error}). {_REMEDY}")
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe = folder / ".probe"
+        probe.write_text("")
+        probe.unlink()
+    except OSError as error:
+        raise InputError(
+            f"{folder} cannot be written to ({error}): choose another --out."
+        ) from error
+
+
+def _delete_results(folder: Path) -> None:
+    shutil.rmtree(folder / "parts", ignore_errors=True)
+    for path in folder.iterdir():
+        if path.is_file() and path.suffix in (".json", ".parquet", ".svg", ".pdf", ".png"):
+            path.unlink()
+
+
+def _check_experiment(folder: Path, metadata: dict[str, Any], name: str) -> None:
+    if metadata["experiment"] != name:
+        raise InputError(
+            f"{folder} contains results of {metadata['experiment']!r}, not {name!r}. {_REMEDY}"
+        )
+
+
+def _set_aside(folder: Path, config_hash: str) -> None:
+    """Move rows of another configuration away, so that they never mix with new ones."""
+    prefix = f"earlier-{config_hash[:8]}"
+    count = len(list(folder.glob(f"{prefix}*")))
+    aside = folder / (f"{prefix}-{count}" if count else prefix)
+    aside.mkdir()
+    for path in list(folder.iterdir()):
+        if not path.name.startswith("earlier-"):
+            path.replace(aside / path.name)
+
+
+def _read_parts(folder: Path, config_hash: str) -> "dict[str, pa.Table]":
+    """The tables of finished units, by the unit's name."""
+    import pyarrow.parquet as pq
+
+    parts = {}
+    for path in sorted((folder / "parts").glob("*.parquet")):
+        try:
+            table = pq.read_table(path)
+            origin = json.loads((table.schema.metadata or {})[b"tacit"])
+            if origin["config_hash"] != config_hash:
+                raise ValueError("it belongs to another configuration")
+        except (OSError, ValueError, KeyError) as error:
+            raise _damaged(path, error) from error
+        parts[origin["unit"]] = table
+    return parts
+
+
+def _write_part(
+    folder: Path, index: int, unit: str, rows: list[Row], config_hash: str
+) -> "pa.Table":
+    """Write the rows of one unit, and return them as a table."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    origin = json.dumps({"unit": unit, "config_hash": config_hash})
+    # pyarrow takes the columns from the first row only, and rows of one unit may differ in theirs.
+    names = dict.fromkeys(name for row in rows for name in row)
+    table = pa.Table.from_pylist([{name: row.get(name) for name in names} for row in rows])
+    table = table.replace_schema_metadata({b"tacit": origin.encode()})
+    slug = re.sub(r"[^a-z0-9.]+", "-", unit.lower())
+    path = folder / "parts" / f"{index:05d}-{slug}.parquet"
+    write_atomically(path, lambda partial: pq.write_table(table, partial))
+    return table
+
+
+def _join_parts(folder: Path, parts: "list[pa.Table]", metadata: dict[str, Any]) -> None:
+    """Write all rows to `rows.parquet`, complete the metadata, and delete the parts."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    plain = [part.replace_schema_metadata(None) for part in parts]
+    table = pa.concat_tables(plain, promote_options="permissive")
+    path = folder / "rows.parquet"
+    write_atomically(path, lambda partial: pq.write_table(table, partial))
+    complete = {
+        **metadata,
+        "complete": True,
+        "rows": table.num_rows,
+        "rows_sha256": _hash(path.read_bytes()),
+        "content_hash": content_hash(table.to_pylist()),
+        "versions": {name: _version(name) for name in VERSIONS}
+        | {"python": platform.python_version()},
+        "platform": platform.platform(terse=True),
+    }
+    _write_json(folder / "run.json", complete)
+    shutil.rmtree(folder / "parts", ignore_errors=True)
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:  # tacit itself, when run from a source tree
+        return "not installed"
+
+
+def _write_json(path: Path, content: dict[str, Any]) -> None:
+    write_atomically(path, lambda partial: partial.write_text(json.dumps(content, indent=2) + "\n"))
+
+
 def _hash(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
-
-
-def results(out: Path) -> Iterator[Path]:
-    """Folders of finished runs below a folder, or the folder itself; foreign ones are passed by."""
-    for path in sorted([*out.glob("run.json"), *out.glob("*/run.json"), *out.glob("*/*/run.json")]):
-        try:
-            complete = read_head(path.parent).get("complete")
-        except InputError:
-            continue
-        if complete and not path.parent.name.startswith("earlier-"):
-            yield path.parent

@@ -1,4 +1,4 @@
-"""Denormal numbers are flushed while an ensemble trains, and the setting is put back after."""
+"""Denormal numbers are flushed while an ensemble trains, and the setting is restored after."""
 
 import subprocess
 import sys
@@ -10,22 +10,22 @@ from torch import nn
 from tacit import ensembles
 from tacit.ensembles import SGD, Plan
 
-DENORMALS = """
+SCRIPT = """
 import torch
 from torch.nn import functional as F
 from tacit import ensembles
-from tacit.ensembles.denormals import flushed_denormals, flushing
+from tacit.ensembles.denormals import flushed_denormals, flushes_denormals
 
 torch.set_num_threads(2)
 
-def kept():  # on every thread
-    tiny = torch.full((2_000_000,), 1e-39)
-    return float((tiny * 1 != 0).float().mean())
+def fraction_not_flushed():  # over all threads
+    denormals = torch.full((2_000_000,), 1e-39)
+    return float((denormals * 1 != 0).float().mean())
 
-seen = []
+flushed = []
 def loss(outputs, targets):
-    if torch.is_grad_enabled():  # the loss is tried once before, without gradients
-        seen.append(flushing())
+    if torch.is_grad_enabled():  # the check before training evaluates the loss without gradients
+        flushed.append(flushes_denormals())
     return F.mse_loss(outputs, targets)
 
 def train():
@@ -34,23 +34,23 @@ def train():
     ensembles.train(ensemble, loss, (torch.randn(8, 2), torch.randn(8, 1)), plan, seeds=[0, 1])
 
 with flushed_denormals():
-    assert kept() == 0.0
-assert kept() == 1.0
+    assert fraction_not_flushed() == 0.0
+assert fraction_not_flushed() == 1.0
 train()
-assert seen and all(seen)
-assert kept() == 1.0
+assert flushed and all(flushed)
+assert fraction_not_flushed() == 1.0
 torch.set_flush_denormal(True)
 train()
-assert flushing()
+assert flushes_denormals()
 """
 
 
 def test_denormals_are_flushed_while_training_and_the_setting_is_restored():
-    """In a process of its own: threads that torch makes inherit the setting of the moment."""
-    subprocess.run([sys.executable, "-c", DENORMALS], check=True)
+    """In a separate process, because torch's threads inherit the setting when they are created."""
+    subprocess.run([sys.executable, "-c", SCRIPT], check=True)
 
 
-def test_denormals_are_restored_after_an_error():
+def test_the_setting_is_restored_after_an_error():
     def loss(outputs, targets):
         if torch.is_grad_enabled():
             raise RuntimeError("stop")

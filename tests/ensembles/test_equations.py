@@ -1,34 +1,21 @@
-"""Batched gradients, columns, equations and fits are those of each member on its own."""
+"""Columns, equations and fits of all members are those of each member."""
 
 from dataclasses import replace
 
 import pytest
 import torch
-from support.problems import loss_of, random_data, tanh_mlp
-from torch import nn
+from support.ensembles import MEMBERS, ensemble_and_data, small_networks, train_briefly
+from support.models import random_data, tanh_mlp
 from torch.nn import functional as F
 
 import tacit
-from tacit import ensembles, reference
-from tacit.ensembles import SGD, Adam, Data, Plan, Stopping
+from tacit import ensembles
+from tacit.ensembles import SGD, Adam, Plan, Stopping
 
-MEMBERS = 5
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 
 
-def ensemble_and_data():
-    """Members with their own data, and some weights exactly zero."""
-    models = [tanh_mlp(seed) for seed in range(MEMBERS)]
-    with torch.no_grad():
-        models[1][0].weight[0] = 0
-        models[2][2].bias[:] = 0
-    sets = [random_data(seed) for seed in range(3)]
-    owner = [0, 2, 1, 1, 0]
-    data = Data(torch.stack([X for X, _ in sets]), torch.stack([y for _, y in sets]), owner)
-    return ensembles.stacked(models), data, [sets[number] for number in owner]
-
-
-def families():
+def candidate_lists():
     return [
         [tacit.l2()],
         [tacit.smooth_l1(0.1), tacit.l2()],
@@ -37,242 +24,204 @@ def families():
         [tacit.regularizers.group_l2(), tacit.regularizers.nuclear_norm()],
         [tacit.regularizers.distance_to(dict(tanh_mlp(9).named_parameters())), tacit.l2()],
         [tacit.regularizers.diagonal()],
-        [tacit.regularizer("cubed", lambda p: sum(t.abs().pow(3).sum() for t in p.values()))],
+        [cubed_norm()],
     ]
 
 
-def same(mine, theirs):
-    assert mine.names == theirs.names
-    assert mine.families == theirs.families
-    assert mine.rows == theirs.rows
-    for a, b in zip(mine.blocks, theirs.blocks, strict=True):
+def cubed_norm():
+    return tacit.regularizer("cubed", lambda p: sum(t.abs().pow(3).sum() for t in p.values()))
+
+
+def assert_same_equations(actual, expected):
+    assert actual.names == expected.names
+    assert actual.families == expected.families
+    assert actual.rows == expected.rows
+    for a, b in zip(actual.blocks, expected.blocks, strict=True):
         assert (a.layer, a.columns, a.rows, a.left_out) == (b.layer, b.columns, b.rows, b.left_out)
-        gram = a.factor.T @ a.factor
-        expected = b.factor.T @ b.factor
-        assert torch.allclose(gram, expected, rtol=1e-10, atol=1e-12 * float(expected.abs().max()))
-    a, b = mine.sources[0], theirs.sources[0]
+        gram = b.factor.T @ b.factor
+        atol = 1e-12 * float(gram.abs().max())
+        assert torch.allclose(a.factor.T @ a.factor, gram, rtol=1e-10, atol=atol)
+    a, b = actual.sources[0], expected.sources[0]
     assert (a.mode, a.loss, a.examples, a.parameters) == (b.mode, b.loss, b.examples, b.parameters)
     assert a.gradient_norm == pytest.approx(b.gradient_norm, rel=1e-12)
     assert a.known == b.known
 
 
-@pytest.mark.parametrize("number", range(len(families())))
-def test_endpoint_equations_are_those_of_each_member(number):
-    ensemble, data, sets = ensemble_and_data()
-    regularizers = families()[number]
-    found = ensembles.endpoint_equations(ensemble, F.mse_loss, data, regularizers)
-    for m, own in enumerate(sets):
-        objective = tacit.Objective(ensemble.module(m), F.mse_loss, own)
-        same(found[m], tacit.endpoint_equations(objective, regularizers))
-    for mine, alone in zip(ensembles.fits(found), found, strict=True):
-        assert mine.strengths == tacit.fit(alone).strengths
+@pytest.mark.parametrize("index", range(len(candidate_lists())))
+def test_endpoint_equations_are_those_of_each_member(index):
+    ensemble, data, member_sets = ensemble_and_data()
+    regularizers = candidate_lists()[index]
+    equations = ensembles.endpoint_equations(ensemble, F.mse_loss, data, regularizers)
+    for m, member_set in enumerate(member_sets):
+        objective = tacit.Objective(ensemble.module(m), F.mse_loss, member_set)
+        assert_same_equations(equations[m], tacit.endpoint_equations(objective, regularizers))
+    for member_fit, member_equations in zip(ensembles.fits(equations), equations, strict=True):
+        assert member_fit.strengths == tacit.fit(member_equations).strengths
 
 
-def test_known_penalties_of_each_member():
-    ensemble, data, sets = ensemble_and_data()
-    lasso, ridge, known = tacit.smooth_l1(0.1), tacit.l2(), [0.1, 0.2, 0.0, 0.3, 0.05]
+def test_known_penalties_may_have_one_strength_per_member():
+    ensemble, data, member_sets = ensemble_and_data()
+    lasso, ridge, strengths = tacit.smooth_l1(0.1), tacit.l2(), [0.1, 0.2, 0.0, 0.3, 0.05]
     kinked = tacit.l1(scope="*.bias", name="l1 of biases")
-    found = ensembles.endpoint_equations(
-        ensemble, F.mse_loss, data, lasso, known={ridge: known, kinked: 0.5}
+    equations = ensembles.endpoint_equations(
+        ensemble, F.mse_loss, data, lasso, known={ridge: strengths, kinked: 0.5}
     )
-    for m, own in enumerate(sets):
-        objective = tacit.Objective(ensemble.module(m), F.mse_loss, own)
-        alone = tacit.endpoint_equations(objective, lasso, known={ridge: known[m], kinked: 0.5})
-        same(found[m], alone)
+    for m, member_set in enumerate(member_sets):
+        objective = tacit.Objective(ensemble.module(m), F.mse_loss, member_set)
+        known = {ridge: strengths[m], kinked: 0.5}
+        expected = tacit.endpoint_equations(objective, lasso, known=known)
+        assert_same_equations(equations[m], expected)
 
 
-def test_gradients_match_the_dense_reference():
-    ensemble, data, sets = ensemble_and_data()
-    values, gradients = ensembles.gradients(ensemble, F.mse_loss, data)
-    for m, own in enumerate(sets):
-        model = ensemble.module(m)
-        dense = loss_of(model, F.mse_loss, own)
-        expected = reference.gradient(dense, dict(model.named_parameters()))
-        flat = torch.cat([gradients[n][m].flatten() for n in gradients])
-        assert torch.allclose(flat, expected, rtol=0, atol=1e-12)
-        objective = tacit.Objective(model, F.mse_loss, own)
-        assert float(values[m]) == pytest.approx(objective.value(), rel=1e-12)
-
-
-def test_slices_do_not_matter(monkeypatch):
-    ensemble, data, _ = ensemble_and_data()
-    whole = ensembles.gradients(ensemble, F.mse_loss, data)
-    monkeypatch.setattr("tacit.ensembles.evaluation.ENTRIES", 7 * 8 * MEMBERS)
-    sliced = ensembles.gradients(ensemble, F.mse_loss, data)
-    for name, expected in whole.gradients.items():
-        assert torch.allclose(sliced.gradients[name], expected, rtol=0, atol=1e-14)
-
-
-def trained(optimizer, *, penalties=None, batch_size=64, averaged=(), epochs=3):
-    ensemble, data, sets = ensemble_and_data()
+def train_on_three_sets(optimizer, *, penalties=None, batch_size=64, averaged=(), epochs=3):
+    """The run, its data, and each member's data."""
+    ensemble, data, member_sets = ensemble_and_data()
     plan = Plan(optimizer, epochs, batch_size, averaged=averaged)
-    run = ensembles.train(
-        ensemble, F.mse_loss, data, plan, seeds=range(MEMBERS), penalties=penalties
-    )
-    return run, data, sets
+    return train_briefly(ensemble, data, plan=plan, penalties=penalties), data, member_sets
 
 
 def test_epoch_equations_are_one_step_of_a_trajectory():
-    run, data, sets = trained(SGD(0.01), batch_size=16)
+    run, data, member_sets = train_on_three_sets(SGD(0.01), batch_size=16)
     regularizers = [tacit.smooth_l1(0.1), tacit.l2()]
-    found = ensembles.epoch_equations(run, F.mse_loss, data, regularizers)
-    for m, own in enumerate(sets):
-        objective = tacit.Objective(run.average.module(m), F.mse_loss, own)
+    equations = ensembles.epoch_equations(run, F.mse_loss, data, regularizers)
+    epoch = run.recorded_epochs[-1]
+    for m, member_set in enumerate(member_sets):
+        objective = tacit.Objective(run.average.module(m), F.mse_loss, member_set)
         trajectory = tacit.Trajectory(
             [run.average.member(m)],
-            [{n: moved[m] for n, moved in run.tail[-1].displacement.items()}],
-            [float(run.tail[-1].time[m])],
+            [{n: displacement[m] for n, displacement in epoch.displacement.items()}],
+            [float(epoch.time[m])],
         )
-        same(found[m], tacit.trajectory_equations(objective, trajectory, regularizers))
+        expected = tacit.trajectory_equations(objective, trajectory, regularizers)
+        assert_same_equations(equations[m], expected)
 
 
 def test_a_full_batch_epoch_recovers_penalties_far_from_any_optimum():
-    """One step an epoch: Δθ = −η(∇L + Σ λ∇R) holds exactly at the point stepped from."""
+    """With one step per epoch, Δθ = −η(∇L + Σ λ∇R) holds exactly at the point stepped from."""
     lasso, ridge = tacit.smooth_l1(0.1), tacit.l2()
-    run, data, _ = trained(SGD(0.02), penalties={lasso: 0.3, ridge: 0.05}, averaged=[lasso])
-    for found in ensembles.fits(ensembles.epoch_equations(run, F.mse_loss, data, [lasso, ridge])):
-        assert found.strengths == pytest.approx({"smooth_l1": 0.3, "l2": 0.05}, rel=1e-9)
-        assert not found.problems
-    # Not so without the drift: the point is no optimum.
+    penalties = {lasso: 0.3, ridge: 0.05}
+    run, data, _ = train_on_three_sets(SGD(0.02), penalties=penalties, averaged=[lasso])
+    for fit in ensembles.fits(ensembles.epoch_equations(run, F.mse_loss, data, [lasso, ridge])):
+        assert fit.strengths == pytest.approx({"smooth_l1": 0.3, "l2": 0.05}, rel=1e-9)
+        assert not fit.problems
+    # The endpoint equations ignore Δθ, and the last weights are not an optimum.
     last = ensembles.fits(ensembles.endpoint_equations(run.last, F.mse_loss, data, [lasso, ridge]))
-    assert max(abs(own.strengths["l2"] / 0.05 - 1) for own in last) > 0.5
+    assert max(abs(fit.strengths["l2"] / 0.05 - 1) for fit in last) > 0.5
 
 
-def test_momentum_and_its_flow_time():
-    run, data, _ = trained(SGD(0.002, momentum=0.5), penalties={tacit.l2(): 0.2}, epochs=400)
-    for found in ensembles.fits(ensembles.epoch_equations(run, F.mse_loss, data, tacit.l2())):
-        assert found.strengths["l2"] == pytest.approx(0.2, rel=1e-2)
+def test_epoch_equations_account_for_the_flow_time_of_momentum():
+    run, data, _ = train_on_three_sets(
+        SGD(0.002, momentum=0.5), penalties={tacit.l2(): 0.2}, epochs=400
+    )
+    for fit in ensembles.fits(ensembles.epoch_equations(run, F.mse_loss, data, tacit.l2())):
+        assert fit.strengths["l2"] == pytest.approx(0.2, rel=1e-2)
 
 
-def test_the_metric_of_adam_turns_its_drift_into_a_force():
-    run, data, _ = trained(Adam(1e-4), penalties={tacit.l2(): 0.2}, epochs=600)
-    assert run.tail[-1].metric is not None
-    for m, found in enumerate(
-        ensembles.fits(ensembles.epoch_equations(run, F.mse_loss, data, tacit.l2()))
-    ):
-        bare = replace(run, tail=(replace(run.tail[-1], metric=None),))
-        plain = ensembles.epoch_equations(bare, F.mse_loss, data, tacit.l2())[m]
-        with_metric = abs(found.strengths["l2"] - 0.2)
-        assert with_metric < 0.1 * abs(tacit.fit(plain).strengths["l2"] - 0.2)
+def test_the_metric_of_adam_makes_its_epoch_equations_ten_times_more_accurate():
+    run, data, _ = train_on_three_sets(Adam(1e-4), penalties={tacit.l2(): 0.2}, epochs=600)
+    epoch = run.recorded_epochs[-1]
+    assert epoch.metric is not None
+    without_metric = replace(run, recorded_epochs=(replace(epoch, metric=None),))
+    errors, errors_without_metric = (
+        [
+            abs(fit.strengths["l2"] - 0.2)
+            for fit in ensembles.fits(ensembles.epoch_equations(r, F.mse_loss, data, tacit.l2()))
+        ]
+        for r in (run, without_metric)
+    )
+    for error, error_without_metric in zip(errors, errors_without_metric, strict=True):
+        assert error < 0.1 * error_without_metric
 
 
-def test_mean_columns_are_those_of_the_points():
-    """Averaged columns against a naive mean over the points that a recording optimizer saw."""
+def test_averaged_columns_are_means_over_the_points_of_the_epoch():
+    """Compared with a naive mean over the points that a recording optimizer stepped from."""
     points = []
 
-    class Recording(SGD):
-        def step(self, theta, slope, state, rate, count):
+    class RecordingSGD(SGD):
+        def step(self, theta, gradient, state, rate, count):
             points.append(theta.clone())
-            super().step(theta, slope, state, rate, count)
+            super().step(theta, gradient, state, rate, count)
 
-    lasso, cubed = tacit.smooth_l1(0.1), families()[-1][0]
-    run, _, _ = trained(Recording(0.05), batch_size=16, averaged=[lasso, cubed])
+    lasso, cubed = tacit.smooth_l1(0.1), cubed_norm()
+    run, _, _ = train_on_three_sets(RecordingSGD(0.05), batch_size=16, averaged=[lasso, cubed])
     last = torch.stack(points[-4:])
     expected = {lasso: (last / 0.1).clamp(-1, 1).mean(0), cubed: (3 * last * last.abs()).mean(0)}
-    for regularizer, columns in run.tail[-1].columns.items():
+    for regularizer, columns in run.recorded_epochs[-1].columns.items():
         flat = torch.cat([column.flatten(1) for column in columns.values()], 1)
         assert torch.allclose(flat, expected[regularizer], rtol=0, atol=1e-12)
 
 
-def test_weights_that_jump_across_a_bend_are_called_unsettled():
-    """η λ/β = 5: every step overshoots; the mean gradient still tells the strength."""
+def test_weights_that_oscillate_across_a_kink_are_reported_as_unsettled():
+    """η λ/β = 5: every step overshoots, but the mean gradient still recovers the strength."""
     lasso = tacit.smooth_l1(1e-3)
-    run, data, _ = trained(
+    run, data, _ = train_on_three_sets(
         SGD(0.005), penalties={lasso: 1.0}, averaged=[lasso], batch_size=8, epochs=200
     )
-    for found in ensembles.fits(ensembles.epoch_equations(run, F.mse_loss, data, lasso)):
-        assert "unsettled" in {problem.kind for problem in found.problems}
-        assert found.strengths["smooth_l1"] == pytest.approx(1.0, rel=0.02)
+    for fit in ensembles.fits(ensembles.epoch_equations(run, F.mse_loss, data, lasso)):
+        assert "unsettled" in {problem.kind for problem in fit.problems}
+        assert fit.strengths["smooth_l1"] == pytest.approx(1.0, rel=0.02)
     last = ensembles.fits(ensembles.endpoint_equations(run.last, F.mse_loss, data, lasso))
-    assert all("unexplained" in {p.kind for p in found.problems} for found in last)
+    assert all("unexplained" in {problem.kind for problem in fit.problems} for fit in last)
+
+
+def test_known_penalties_use_their_averaged_gradient():
+    """Steps overshoot the kink: at the mean point the known penalty would be far off."""
+    lasso, ridge = tacit.smooth_l1(1e-3), tacit.l2()
+    plan, data = Plan(SGD(0.01), 60, 8, averaged=[lasso]), random_data(0)
+    run = train_briefly(small_networks(), data, plan=plan, penalties={lasso: 0.3, ridge: 0.2})
+    epoch = replace(run.recorded_epochs[-1], columns={})
+    without_means = replace(run, recorded_epochs=(epoch,))
+    averaged, at_mean_point = (
+        ensembles.fits(ensembles.epoch_equations(r, F.mse_loss, data, ridge, known={lasso: 0.3}))
+        for r in (run, without_means)
+    )
+    for fit, other in zip(averaged, at_mean_point, strict=True):
+        assert fit.explained > 0.99
+        assert fit.strengths["l2"] == pytest.approx(0.2, rel=0.1)
+        assert other.residual_ratio > 5 * fit.residual_ratio
+        assert "unsettled" in {problem.kind for problem in fit.problems}
+
+
+def test_another_object_with_the_name_of_an_averaged_regularizer_is_refused():
+    plan, data = Plan(SGD(0.01), 2, 16, averaged=[tacit.smooth_l1(1e-3)]), random_data(0)
+    run = train_briefly(small_networks(), data, plan=plan)
+    with pytest.raises(tacit.InputError, match="Plan\\(averaged=…\\)"):
+        ensembles.epoch_equations(run, F.mse_loss, data, [tacit.smooth_l1(1e-3), tacit.l2()])
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_every_device_gives_the_answer_of_the_cpu_and_the_same_bytes_again(device):
+def test_every_device_agrees_with_the_cpu_and_repeats_its_bytes(device):
     ensemble, data, _ = ensemble_and_data()
     plan = Plan(Adam(0.01), 3, 16, Stopping(2))
     options = {"seeds": range(MEMBERS), "penalties": {tacit.l2(): 0.1}}
-    here = ensembles.train(ensemble, F.mse_loss, data, plan, **options)
-    there = ensembles.train(ensemble.to(device), F.mse_loss, data, plan, **options)
-    again = ensembles.train(ensemble.to(device), F.mse_loss, data, plan, **options)
-    for name, expected in here.last.params.items():
-        assert torch.allclose(there.last.params[name].cpu(), expected, rtol=0, atol=1e-10)
-        assert torch.equal(there.last.params[name], again.last.params[name])
+    on_cpu = ensembles.train(ensemble, F.mse_loss, data, plan, **options)
+    on_device = ensembles.train(ensemble.to(device), F.mse_loss, data, plan, **options)
+    repeated = ensembles.train(ensemble.to(device), F.mse_loss, data, plan, **options)
+    for name, expected in on_cpu.last.params.items():
+        assert torch.allclose(on_device.last.params[name].cpu(), expected, rtol=0, atol=1e-10)
+        assert torch.equal(on_device.last.params[name], repeated.last.params[name])
     regularizers = [tacit.smooth_l1(0.1), tacit.l2()]
-    found = ensembles.endpoint_equations(there.last, F.mse_loss, data, regularizers)
-    expected = ensembles.endpoint_equations(here.last, F.mse_loss, data, regularizers)
-    for mine, theirs in zip(found, expected, strict=True):
-        assert torch.allclose(
-            tacit.fit(mine).equations.factor().abs(), theirs.factor().abs(), rtol=1e-6
-        )
+    equations = ensembles.endpoint_equations(on_device.last, F.mse_loss, data, regularizers)
+    expected = ensembles.endpoint_equations(on_cpu.last, F.mse_loss, data, regularizers)
+    for a, b in zip(equations, expected, strict=True):
+        assert torch.allclose(tacit.fit(a).equations.factor().abs(), b.factor().abs(), rtol=1e-6)
 
 
-BAD = [
-    (lambda e, d: ensembles.stacked([]), "modules of one architecture"),
-    (lambda e, d: ensembles.stacked([nn.Linear(1, 2), nn.Linear(2, 1)]), "another architecture"),
-    (
-        lambda e, d: ensembles.stacked([nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))]),
-        "buffer",
+REFUSED = {
+    "an ensemble instead of a run": (
+        lambda ensemble, data: ensembles.epoch_equations(ensemble, F.mse_loss, data, tacit.l2()),
+        "run is a Ensemble",
     ),
-    (lambda e, d: ensembles.stacked([nn.Linear(2, 2).requires_grad_(False)]), "no trainable"),
-    (lambda e, d: ensembles.initialise(lambda: nn.Linear(1, 1), [-1]), "a seed is -1"),
-    (lambda e, d: ensembles.Ensemble(nn.Linear(1, 1), {"weight": torch.ones(2, 1, 1)}), "do not"),
-    (lambda e, d: train(e, d, seeds=[1]), "1 seeds for 5 members"),
-    (lambda e, d: train(e, "x"), "data is a str"),
-    (lambda e, d: train(e, (torch.ones(0, 5), torch.ones(0, 1))), "data is empty"),
-    (lambda e, d: train(e, Data(d.inputs, d.targets, [0, 1])), "3 sets and owners of shape (2,)"),
-    (lambda e, d: train(e, Data(d.inputs, d.targets, [0, 1, 2, 3, 0])), "pass owner="),
-    (lambda e, d: train(e, (d.inputs[0] * torch.nan, d.targets[0])), "NaN"),
-    (lambda e, d: Data(d.inputs, d.targets[:, :3]), "must begin with (sets, examples)"),
-    (lambda e, d: train(e, d, penalties={tacit.l2(): [1.0, 2.0]}), "strengths of 'l2'"),
-    (lambda e, d: train(e, d, penalties={tacit.l2: 1.0}), "Call it, as in tacit.l2()"),
-    (lambda e, d: train(e, d, penalties=[tacit.l2()]), "pass a dictionary"),
-    (lambda e, d: train(e, d, dropout=1.0), "dropout is 1.0"),
-    (lambda e, d: train(e, d, SGD(-1.0)), "rate is -1.0"),
-    (lambda e, d: train(e, d, SGD([1.0, 2.0])), "one for each of the 5 members"),
-    (lambda e, d: SGD(0.1, momentum=1.0), "momentum is 1.0"),
-    (lambda e, d: Plan(SGD(0.1), 0, 1), "epochs is 0"),
-    (lambda e, d: Plan(SGD(0.1), 1, 0), "batch_size is 0"),
-    (lambda e, d: Stopping(0), "patience is 0"),
-    (lambda e, d: Stopping(1, monitor="loss", validation=d), "neither"),
-    (lambda e, d: Stopping(1, monitor="validation"), "validation data missing"),
-    (lambda e, d: Stopping(1, monitor="accuracy"), "monitor is 'accuracy'"),
-    (
-        lambda e, d: ensembles.train(e, F.mse_loss, d, SGD(0.1), seeds=range(5)),
-        "plan is a SGD",
-    ),
-    (
-        lambda e, d: ensembles.endpoint_equations(
-            e, F.mse_loss, d, tacit.l2(), known={tacit.layerwise(tacit.l2()): 1.0}
+    "the equations of one member": (
+        lambda ensemble, data: ensembles.fits(
+            ensembles.endpoint_equations(ensemble, F.mse_loss, data, tacit.l2())[0]
         ),
-        "coefficients; pass penalties of one strength",
+        "equations of one member",
     ),
-]
+}
 
 
-def train(ensemble, data, optimizer=None, *, seeds=range(MEMBERS), **options):
-    plan = Plan(optimizer or SGD(0.1), 1, 8)
-    return ensembles.train(ensemble, F.mse_loss, data, plan, seeds=seeds, **options)
-
-
-@pytest.mark.parametrize(("call", "said"), BAD)
-def test_bad_input_is_refused_with_what_to_do(call, said):
-    ensemble, data, _ = ensemble_and_data()
-    with pytest.raises(tacit.InputError) as caught:
-        call(ensemble, data)
-    assert said in str(caught.value)
-
-
-def test_dropout_outside_a_chain_is_refused():
-    class Odd(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layer, self.drop = nn.Linear(5, 1), nn.Dropout(0.5)
-
-        def forward(self, x):
-            return self.drop(self.layer(x))
-
-    ensemble = ensembles.initialise(lambda: Odd().double(), range(MEMBERS))
-    _, data, _ = ensemble_and_data()
-    with pytest.raises(tacit.InputError, match="no chain of linear layers"):
-        train(ensemble, data)
+@pytest.mark.parametrize(("call", "message"), REFUSED.values(), ids=REFUSED.keys())
+def test_wrong_arguments_are_refused_with_a_remedy(call, message):
+    with pytest.raises(tacit.InputError, match=message):
+        call(small_networks(), random_data(0))

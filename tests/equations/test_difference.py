@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from support.problems import loss_of, params_of, random_data
+from support.models import loss_of, params_of, random_data
 from torch import nn
 from torch.nn import functional as F
 

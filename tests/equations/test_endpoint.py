@@ -5,7 +5,7 @@ from copy import deepcopy
 import pytest
 import torch
 from scipy.optimize import minimize
-from support.problems import (
+from support.models import (
     elastic_net,
     image_data,
     load,

@@ -54,14 +54,14 @@ def test_two_epochs_are_those_of_an_ensemble(optimizer):
     X, y = data()
     lasso, ridge = tacit.smooth_l1(BETA), tacit.l2()
     ensemble = ensembles.initialise(network, [3])
-    plan = Plan(theirs(), 4, 8, averaged=[lasso], kept=2)
+    plan = Plan(theirs(), 4, 8, averaged=[lasso], recorded_epochs=2)
     penalties = {lasso: 0.01, ridge: 0.02}
     run = ensembles.train(ensemble, F.mse_loss, (X, y), plan, seeds=[5], penalties=penalties)
     (expected,) = ensembles.epoch_equations(run, F.mse_loss, (X, y), [lasso, ridge])
 
     model = ensemble.module(0)
     optimizer = mine(model.parameters())
-    watch = average_epochs(model, optimizer, averaged=[lasso], kept=2)
+    watch = average_epochs(model, optimizer, averaged=[lasso], epochs=2)
     added = tacit.validation.penalty([lasso, ridge], {"smooth_l1": 0.01, "l2": 0.02})
 
     def penalty():
@@ -113,10 +113,10 @@ def test_what_it_refuses():
         average_epochs(model, torch.optim.AdamW(model.parameters()))
     with pytest.raises(tacit.InputError, match="AdamW"):
         average_epochs(model, torch.optim.Adam(model.parameters(), amsgrad=True))
-    with pytest.raises(tacit.InputError, match=r"does not move '0\.weight'"):
+    with pytest.raises(tacit.InputError, match=r"does not train '0\.weight'"):
         average_epochs(model, torch.optim.SGD(model[2].parameters(), lr=0.1))
     with pytest.raises(tacit.InputError, match="kept is 0"):
-        average_epochs(model, sgd, kept=0)
+        average_epochs(model, sgd, epochs=0)
     with pytest.raises(tacit.InputError, match=r"pass a torch\.nn\.Module"):
         average_epochs(sgd, sgd)  # pyright: ignore[reportArgumentType]
     groups = [{"params": model[0].parameters(), "lr": 1e-3}, {"params": model[2].parameters()}]

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from support.problems import loss_of, params_of, random_data, tanh_mlp
+from support.models import loss_of, params_of, random_data, tanh_mlp
 from torch.nn import functional as F
 
 import tacit

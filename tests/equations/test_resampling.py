@@ -4,7 +4,7 @@ import re
 
 import pytest
 import torch
-from support.problems import loss_of, params_of, random_data, tanh_mlp
+from support.models import loss_of, params_of, random_data, tanh_mlp
 from torch import nn
 from torch.nn import functional as F
 
@@ -33,12 +33,12 @@ class Recording:
     """A trainer that keeps what it was given and what it gave."""
 
     def __init__(self, train=descend):
-        self.train, self.nonzero = train, []
+        self.train, self.calls = train, []
 
     def __call__(self, data, seed):
         found = self.train(data, seed)
         copies = {n: p.detach().clone() for n, p in found.items()}
-        self.nonzero.append((data, seed, copies))
+        self.calls.append((data, seed, copies))
         return found
 
 
@@ -59,10 +59,10 @@ def test_it_equals_the_dense_stack_of_what_was_trained(kind, replicates):
     stacked = bootstrap(
         model, F.mse_loss, data, train, families, replicates=replicates, kind=kind, seed=3
     )
-    assert len(stacked.sources) == len(train.seen) == replicates + 1
-    assert all(a is b for a, b in zip(train.seen[0][0], data, strict=True))  # canonical, first
+    assert len(stacked.sources) == len(train.calls) == replicates + 1
+    assert all(a is b for a, b in zip(train.calls[0][0], data, strict=True))  # canonical, first
     found = torch.tensor(list(tacit.fit(stacked).strengths.values()), dtype=torch.float64)
-    wanted = dense(model, F.mse_loss, train.seen, families)
+    wanted = dense(model, F.mse_loss, train.calls, families)
     assert (found - wanted).norm() <= 1e-8 * wanted.norm()
 
 
@@ -70,7 +70,7 @@ def test_pairs_are_whole_examples_drawn_with_replacement():
     (X, y), train = random_data(1), Recording()
     bootstrap(linear(), F.mse_loss, (X, y), train, tacit.l2(), replicates=4)
     rows = {tuple(row): float(target) for row, target in zip(X.tolist(), y, strict=True)}
-    for (Xs, ys), _, _ in train.seen[1:]:
+    for (Xs, ys), _, _ in train.calls[1:]:
         assert Xs.shape == X.shape
         drawn = [tuple(row) for row in Xs.tolist()]
         assert [rows[row] for row in drawn] == ys[:, 0].tolist()
@@ -80,9 +80,9 @@ def test_pairs_are_whole_examples_drawn_with_replacement():
 def test_residuals_are_those_of_the_endpoint_and_inputs_stay():
     (X, y), train = random_data(2), Recording()
     bootstrap(linear(), F.mse_loss, (X, y), train, tacit.l2(), replicates=3, kind="residual")
-    fitted = X @ train.seen[0][2]["weight"].T
+    fitted = X @ train.calls[0][2]["weight"].T
     residuals = (y - fitted)[:, 0]
-    for (Xs, ys), _, _ in train.seen[1:]:
+    for (Xs, ys), _, _ in train.calls[1:]:
         assert Xs is X
         gaps = ((ys - fitted) - residuals).abs()
         assert gaps.shape == (len(X), len(X))
@@ -115,7 +115,7 @@ def test_fitted_values_come_from_eval_mode():
     bootstrap(model.train(), F.mse_loss, (X, y), train, tacit.l2(), replicates=1, kind="residual")
     with torch.no_grad():
         fitted = model.eval()(X)
-    targets = train.seen[1][0][1]
+    targets = train.calls[1][0][1]
     assert ((targets - fitted) - (y - fitted).T).abs().min(1).values.max() < 1e-12
 
 
@@ -154,7 +154,7 @@ def test_training_is_seeded_and_the_model_comes_back_as_it_was():
     def trained(replicates):
         recording = Recording(train)
         bootstrap(model, F.mse_loss, data, recording, tacit.l2(), replicates=replicates, seed=9)
-        return recording.seen
+        return recording.calls
 
     long, short = trained(3), trained(2)
     for (_, seed, params), (_, same, again) in zip(short, long, strict=False):
@@ -174,10 +174,10 @@ def test_weights_are_sampling_probabilities():
     train = Recording()
     bootstrap(linear(), F.mse_loss, (X, y), train, tacit.l2(), replicates=30, weights=weights)
     place = {value: k for k, value in enumerate(X[:, 0].tolist())}
-    drawn = [place[v] for (Xs, _), _, _ in train.seen[1:] for v in Xs[:, 0].tolist()]
+    drawn = [place[v] for (Xs, _), _, _ in train.calls[1:] for v in Xs[:, 0].tolist()]
     assert max(drawn) < 100
     assert sum(k < 50 for k in drawn) / len(drawn) == pytest.approx(0.75, abs=0.03)
-    assert torch.equal(train.seen[0][0][0], X)
+    assert torch.equal(train.calls[0][0][0], X)
 
 
 def test_known_penalties_and_classes_go_through():
@@ -271,7 +271,7 @@ def test_nothing_is_trained_when_the_objective_is_refused():
         bootstrap(
             linear(), nn.MSELoss(reduction="sum"), random_data(0), train, tacit.l2(), replicates=1
         )
-    assert not train.seen
+    assert not train.calls
 
 
 def test_time_varying_is_one_fit_a_checkpoint():

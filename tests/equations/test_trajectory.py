@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from support.problems import loss_of, params_of, random_data, tanh_mlp
+from support.models import loss_of, params_of, random_data, tanh_mlp
 from torch.nn import functional as F
 
 import tacit
@@ -35,7 +35,7 @@ def test_plain_descent_against_euler_is_rounding_and_says_so():
     equations = tacit.trajectory_equations(objective, trajectory, [tacit.l2()])
     found = tacit.fit(equations)
     for number, point in enumerate(trajectory.points):
-        residual = float(equations.step(0, number).factor()[:, 1:].norm())
+        residual = float(equations.steps()[number].factor()[:, 1:].norm())
         size = float(reference.flat(point).norm())
         assert residual <= 10 * torch.finfo(torch.float64).eps * size / step
     assert [problem.kind for problem in found.problems] == ["no signal"]

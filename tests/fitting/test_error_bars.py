@@ -5,21 +5,21 @@ from itertools import pairwise
 
 import pytest
 import torch
-from support.problems import random_data, tanh_mlp
+from support.models import random_data, tanh_mlp
 from torch.nn import functional as F
 
 import tacit
 from tacit.equations.equations import Block, Equations, Family, Source, triangular_factor
 from tacit.fitting.disagreement import (
-    from_equations,
+    error_bars_from,
     jackknife,
-    of_draws,
-    of_layers,
-    of_sources,
-    of_steps,
+    draw_errors,
+    layer_errors,
+    source_errors,
+    step_errors,
 )
 from tacit.fitting.error_bars import ErrorBars
-from tacit_paper.naive import naive_errors
+from tacit_paper.coverage.naive import naive_errors
 
 
 def randn(generator, *shape):
@@ -82,12 +82,12 @@ def test_layers_and_sources_agree_with_the_dense_jackknife(seed):
         for i in range(4)
     ]
     found = equations(parts, 3)
-    for bars, key in ((of_layers(found), 0), (of_sources(found), 1)):
+    for bars, key in ((layer_errors(found), 0), (source_errors(found), 1)):
         labels = dict.fromkeys(part[key] for part in parts)
         clusters = [torch.cat([p[3] for p in parts if p[key] == label]) for label in labels]
         assert bars is not None
         close(bars.covariance, left_out(clusters, 3))
-    told = from_equations(found, torch.zeros(3).double())
+    told = error_bars_from(found, torch.zeros(3).double())
     assert {kind: bars.basis for kind, bars in told.items()} == {
         "training": "5 endpoints",
         "layers": "4 layers",
@@ -108,7 +108,7 @@ def test_freedom_is_that_of_the_quadratic_form():
     form = torch.cat(forms, dim=1)
     squares = torch.linalg.eigvalsh(form.T @ form)
     wanted = squares.sum() ** 2 / squares.square().sum()
-    bars = of_layers(equations([(f"l{i}", 0, 0, c) for i, c in enumerate(clusters)], 1))
+    bars = layer_errors(equations([(f"l{i}", 0, 0, c) for i, c in enumerate(clusters)], 1))
     assert bars is not None
     assert bars.freedom == pytest.approx(float(wanted), rel=1e-9)
     assert 1 < bars.freedom < 3
@@ -120,7 +120,7 @@ def test_a_strength_of_one_layer_is_undetermined_and_the_others_keep_their_bars(
     dense[0][:, 2] = 0
     for rows in dense[1:]:
         rows[:, 1] = 0  # r1 lives in layer 0 alone
-    bars = of_layers(equations([(f"l{i}", 0, 0, rows) for i, rows in enumerate(dense)], 3))
+    bars = layer_errors(equations([(f"l{i}", 0, 0, rows) for i, rows in enumerate(dense)], 3))
     assert bars is not None
     errors = bars.standard_errors
     assert math.isinf(errors["r1"])
@@ -139,7 +139,7 @@ def test_a_strength_of_one_layer_is_undetermined_and_the_others_keep_their_bars(
 def test_layerwise_strengths_have_no_bars_from_layers():
     objective = tacit.Objective(tanh_mlp(0, (5, 6, 4, 1)), F.mse_loss, random_data(0))
     found = tacit.endpoint_equations(objective, [tacit.layerwise(tacit.l2())])
-    bars = of_layers(found)
+    bars = layer_errors(found)
     assert bars is not None
     assert all(math.isinf(error) for error in bars.standard_errors.values())
 
@@ -147,13 +147,13 @@ def test_layerwise_strengths_have_no_bars_from_layers():
 def test_one_cluster_has_no_error_bars():
     generator = torch.Generator().manual_seed(6)
     found = equations([("only", 0, 0, randn(generator, 30, 3))], 2)
-    assert from_equations(found, torch.zeros(2).double()) == {}
+    assert error_bars_from(found, torch.zeros(2).double()) == {}
 
 
 def test_draws_agree_with_fits_of_every_group():
     generator = torch.Generator().manual_seed(7)
     rows = randn(generator, 50, 3 + 5)
-    bars = of_draws(equations([("l", 0, 0, rows)], 3))
+    bars = draw_errors(equations([("l", 0, 0, rows)], 3))
     assert bars is not None
     found = torch.linalg.lstsq(rows[:, :3], rows[:, 3:]).solution
     close(bars.covariance, torch.cov(found) / 5)
@@ -165,7 +165,7 @@ def test_steps_agree_with_the_dense_cosine_sums():
     rows = [randn(generator, 6, 3) for _ in range(20)]
     lam = solve(torch.cat(rows), 2)
     parts = [(f"l{i}", 0, t, r[3 * i : 3 * i + 3]) for t, r in enumerate(rows) for i in range(2)]
-    bars = of_steps(equations(parts, 2, mode="trajectory"), lam)
+    bars = step_errors(equations(parts, 2, mode="trajectory"), lam)
     assert bars is not None
     gram = sum(r[:, :2].T @ r[:, :2] for r in rows)
     psi = torch.stack(
@@ -185,10 +185,10 @@ def test_steps_of_two_trajectories_add_up_and_short_ones_have_none():
     parts = [("l", i, t, r) for i, own in enumerate(rows) for t, r in enumerate(own)]
     both = equations(parts, 1, mode="trajectory")
     lam = solve(torch.cat([part[3] for part in parts]), 1)
-    bars, total = of_steps(both, lam), 0.0
+    bars, total = step_errors(both, lam), 0.0
     size = sum(r[:, 0].square().sum() for own in rows for r in own)
     for own in rows:
-        alone = of_steps(equations([("l", 0, t, r) for t, r in enumerate(own)], 1), lam)
+        alone = step_errors(equations([("l", 0, t, r) for t, r in enumerate(own)], 1), lam)
         assert alone is not None
         length = len(own)
         part = sum(r[:, 0].square().sum() for r in own) / size
@@ -197,7 +197,7 @@ def test_steps_of_two_trajectories_add_up_and_short_ones_have_none():
     assert float(bars.covariance) == pytest.approx(total, rel=1e-9)
     assert 2 < bars.freedom <= 6
     assert bars.basis == "42 steps of 2 trajectories"
-    assert of_steps(equations(parts[:7], 1), lam) is None
+    assert step_errors(equations(parts[:7], 1), lam) is None
 
 
 def test_naive_errors_are_those_of_ordinary_least_squares():
@@ -217,15 +217,15 @@ def test_strengths_held_at_zero_have_no_bars_and_the_others_are_as_without_them(
         part[:, 3] += 2 * part[:, 0] - 3 * part[:, 1] + part[:, 2]
     system = equations([(f"l{i}", 0, 0, part) for i, part in enumerate(rows)], 3)
     strengths = torch.tensor([2.0, 0.0, 1.0], dtype=torch.float64)
-    bars = from_equations(system, strengths, nonnegative=True)["layers"]
-    alone = of_layers(system.only([0, 2]))
+    bars = error_bars_from(system, strengths, nonnegative=True)["layers"]
+    alone = layer_errors(system.only([0, 2]))
     assert alone is not None
     assert torch.isnan(bars.covariance[1]).all()
     close(bars.covariance[[0, 2]][:, [0, 2]], alone.covariance)
     assert (bars.freedoms[0], bars.freedoms[2]) == alone.freedoms
     low, _ = bars.intervals({"r0": 2.0, "r1": 0.0, "r2": 1.0})["r1"]
     assert math.isnan(low)
-    assert from_equations(system, 0 * strengths, nonnegative=True) == {}
+    assert error_bars_from(system, 0 * strengths, nonnegative=True) == {}
 
 
 def test_intervals_use_t_of_each_strength():
@@ -263,7 +263,7 @@ def layers_once(generator, sizes, spread):
         target = design @ own + (0 if spread else 1) * randn(generator, size)
         parts.append(torch.cat([design, target[:, None]], dim=1))
     system = equations([(f"l{i}", 0, 0, rows) for i, rows in enumerate(parts)], 2)
-    return covered(of_layers(system), solve(torch.cat(parts), 2), TRUTH)
+    return covered(layer_errors(system), solve(torch.cat(parts), 2), TRUTH)
 
 
 @pytest.mark.parametrize("spread", [0.0, 0.3], ids=["rows", "strengths"])
@@ -283,7 +283,7 @@ def test_intervals_from_draws_cover():
         design, mix = randn(generator, 30, 2), randn(generator, 30, 30)
         targets = (design @ torch.tensor(TRUTH).double())[:, None] + mix @ randn(generator, 30, 8)
         rows = torch.cat([design, targets], dim=1)
-        hits += covered(of_draws(equations([("l", 0, 0, rows)], 2)), solve(rows, 2), TRUTH)
+        hits += covered(draw_errors(equations([("l", 0, 0, rows)], 2)), solve(rows, 2), TRUTH)
     assert 0.93 < sum(hits) / len(hits) < 0.97
 
 
@@ -299,7 +299,7 @@ def steps_once(generator, count, phi):
         noise.append(phi * noise[-1] + randn(generator, 6))
     system = equations([("l", 0, step, rows) for step, rows in enumerate(parts)], 2)
     strengths = solve(torch.cat(parts), 2)
-    return covered(of_steps(system, strengths), strengths, TRUTH)
+    return covered(step_errors(system, strengths), strengths, TRUTH)
 
 
 @pytest.mark.parametrize("phi", [0.0, 0.5])

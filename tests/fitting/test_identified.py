@@ -4,12 +4,12 @@ from functools import cache
 
 import pytest
 import torch
-from support.problems import minimise, random_data, tanh_mlp
+from support.models import minimise, random_data, tanh_mlp
 from support.systems import draw, equations
 from torch.nn import functional as F
 
 import tacit
-from tacit.fitting.drift import trend
+from tacit.fitting.drift import fit_trend
 from tacit.identifiability import drift, unique_shares
 
 
@@ -222,7 +222,7 @@ def test_a_strength_that_wanders_in_waves_is_judged_by_their_length():
     waves = [1 + 0.1 * float(torch.sin(torch.tensor(0.6 * t))) for t in range(12)]
     found = drift(fits(waves), last=12)
     values = torch.tensor([f.strengths["r0"] for f in fits(waves).values()]).double()
-    plain = trend(torch.arange(12).double(), values[:, None])
+    plain = fit_trend(torch.arange(12).double(), values[:, None])
     assert abs(found.t["r0"]) <= abs(float(plain.change / plain.error))
     assert not found.problems
 

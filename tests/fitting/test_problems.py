@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from support.problems import random_data, tanh_mlp
+from support.models import random_data, tanh_mlp
 from support.systems import equations
 from torch import nn
 from torch.nn import functional as F

@@ -1,7 +1,7 @@
 """The summary shows what a reader needs, and never a bare strength."""
 
 import torch
-from support.problems import random_data, tanh_mlp
+from support.models import random_data, tanh_mlp
 from torch.nn import functional as F
 
 import tacit

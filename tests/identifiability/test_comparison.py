@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from hypothesis import given
-from support.problems import minimise, random_data, tanh_mlp
+from support.models import minimise, random_data, tanh_mlp
 from support.systems import SEEDS, equations, quick, random_system
 from torch.nn import functional as F
 

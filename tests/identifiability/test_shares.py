@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given
 from scipy import stats
-from support.problems import minimise, params_of, random_data, tanh_mlp
+from support.models import minimise, params_of, random_data, tanh_mlp
 from support.systems import SEEDS, draw, equations, quick, random_system
 from torch.nn import functional as F
 

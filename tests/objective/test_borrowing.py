@@ -5,7 +5,7 @@ import random
 import numpy as np
 import pytest
 import torch
-from support.problems import loss_of, params_of, random_data, tanh_mlp
+from support.models import loss_of, params_of, random_data, tanh_mlp
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset, TensorDataset
@@ -272,7 +272,7 @@ def test_noise_that_no_torch_seed_reaches_is_refused_in_training_too():
         def forward(self, x):
             return super().forward(x) + random.random()
 
-    with pytest.raises(tacit.InputError, match=r"not deterministic.*torch's seed does not reach"):
+    with pytest.raises(tacit.InputError, match=r"not deterministic.*torch's seed does not control"):
         drawn(random_data(1), model=Loud(5, 1).double())
 
 

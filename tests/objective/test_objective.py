@@ -5,7 +5,7 @@ import sys
 
 import pytest
 import torch
-from support.problems import image_data, loss_of, params_of, random_data, small_cnn, tanh_mlp
+from support.models import image_data, loss_of, params_of, random_data, small_cnn, tanh_mlp
 from torch import nn
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel

@@ -2,8 +2,15 @@
 
 import pytest
 import torch
-from support.directional_models import Attention, Checkpointed, Custom, Recurrent, Silent, Square
-from support.problems import image_data, params_of, random_data, small_cnn, tanh_mlp
+from support.hard_to_differentiate import (
+    Attention,
+    Checkpointed,
+    Custom,
+    DetachedSquare,
+    OnceSquare,
+    Recurrent,
+)
+from support.models import image_data, params_of, random_data, small_cnn, tanh_mlp
 from torch import nn
 from torch.func import functional_call
 from torch.nn import functional as F
@@ -68,8 +75,8 @@ CASES = {
         seeded(Attention, norm_first=True, activation="gelu"), F.cross_entropy, tokens(0)
     ),
     "checkpointed": lambda: (seeded(Checkpointed), F.mse_loss, random_data(1)),
-    "no double backward": lambda: (seeded(Custom, Square), F.mse_loss, random_data(2)),
-    "silently none": lambda: (seeded(Custom, Silent), F.mse_loss, random_data(2)),
+    "no double backward": lambda: (seeded(Custom, OnceSquare), F.mse_loss, random_data(2)),
+    "silently none": lambda: (seeded(Custom, DetachedSquare), F.mse_loss, random_data(2)),
 }  # fmt: skip
 
 
@@ -94,12 +101,12 @@ def test_a_signed_sum_of_gradients_comes_along(name):
     directions = directions_for(objective.params)
     signs = torch.randn(objective.count, generator=torch.Generator().manual_seed(3)).double()
     found = objective.directional_derivatives(directions, signs=signs)
-    assert found.mixed is not None
-    along = [sum(float((g * v[n]).sum()) for n, g in found.mixed.items()) for v in directions]
+    assert found.signed_sum is not None
+    along = [sum(float((g * v[n]).sum()) for n, g in found.signed_sum.items()) for v in directions]
     expected = signs @ naive(model, loss, data, directions)
     assert along == pytest.approx(expected.tolist(), rel=1e-9)
     torch.testing.assert_close(found.values, objective.directional_derivatives(directions).values)
-    assert objective.directional_derivatives(directions).mixed is None
+    assert objective.directional_derivatives(directions).signed_sum is None
 
 
 def test_a_signed_sum_averages_draws_and_counts_weights():
@@ -111,8 +118,8 @@ def test_a_signed_sum_averages_draws_and_counts_weights():
     objective = Objective(model, F.mse_loss, (X, y), **options)
     directions = directions_for(objective.params, count=1)
     found = objective.directional_derivatives(directions, signs=signs)
-    assert found.mixed is not None
-    along = sum(float((g * directions[0][n]).sum()) for n, g in found.mixed.items())
+    assert found.signed_sum is not None
+    along = sum(float((g * directions[0][n]).sum()) for n, g in found.signed_sum.items())
     assert along == pytest.approx(float((signs * weights) @ found.values[:, 0]), rel=1e-9)
 
 
@@ -265,5 +272,5 @@ def test_bad_input_is_refused():
             return (x * self.weight).T
 
     across = Objective(Across(), lambda out, t: (out.T - t).square().mean(), (X[:5], y[:5]))
-    with pytest.raises(InputError, match="needs a row an example"):
+    with pytest.raises(InputError, match="one row per example"):
         across.directional_derivatives([across.params])

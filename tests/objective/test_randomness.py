@@ -4,12 +4,12 @@ import functools
 
 import pytest
 import torch
-from support.problems import params_of, random_data, tanh_mlp
+from support.models import params_of, random_data, tanh_mlp
 from torch import nn
 from torch.func import functional_call
 
 import tacit
-from tacit.fitting.disagreement import from_equations
+from tacit.fitting.disagreement import error_bars_from
 from tacit.objective.randomness import Noise
 
 
@@ -103,7 +103,7 @@ def test_noise_of_the_inputs_is_ridge_in_linear_regression():
         technique, objective(model, quiet, data), [tacit.l2(scope="weight")]
     )
     ((name, strength),) = tacit.fit(equations).strengths.items()
-    bars = from_equations(equations, torch.tensor([strength]).double())
+    bars = error_bars_from(equations, torch.tensor([strength]).double())
     low, high = bars["draws"].intervals({name: strength}, 0.999)[name]
     assert low < sigma**2 / 2 < high
     assert strength == pytest.approx(sigma**2 / 2, rel=0.02)

@@ -1,6 +1,7 @@
-"""The bootstrap experiment: the paper's numbers, its units, and its figure."""
+"""The bootstrap figure: the paper's numbers, its units, and its drawing."""
 
 import json
+import math
 from dataclasses import asdict, replace
 
 import pandas as pd
@@ -8,10 +9,12 @@ import pytest
 import torch
 
 import tacit
-from tacit_paper import bootstrap, load
+from tacit_paper import bootstrap, find_experiment
 from tacit_paper import least_squares as ls
 from tacit_paper.bootstrap import PAPER, QUICK, Config
-from tacit_paper.bootstrap_plot import crossover, crossovers
+from tacit_paper.bootstrap.checks import crossover, crossovers, select
+from tacit_paper.bootstrap.estimates import estimate_penalty
+from tacit_paper.bootstrap.training import resample, train
 
 SMALL = Config(
     pools=2, endpoints=(1, 3, 6), shown=(1, 3, 6), sigmas=(1.0, 10.0), draws=2, draw_pools=1
@@ -23,105 +26,102 @@ def rows():
     return pd.DataFrame(list(bootstrap.run(QUICK)))
 
 
-def curve(rows, panel, series):
-    return rows[(rows.panel == panel) & (rows.series == series)]
-
-
 def test_every_key_number_holds(rows):
-    found = bootstrap.check(rows)
-    assert len(found) == 8
-    assert all(check.holds for check in found), found
-    assert all(type(check.value) is float and type(check.holds) is bool for check in found)
+    checks = bootstrap.check(rows)
+    assert len(checks) == 8
+    assert all(check.holds for check in checks), checks
+    assert all(type(check.value) is float and type(check.holds) is bool for check in checks)
 
 
-def test_the_pairs_bootstrap_as_published(rows):
-    sweep = curve(rows, "F", "pairs").groupby("sigma").relative.mean()
-    assert sweep[10] == pytest.approx(0.62, abs=0.1)
-    assert sweep.is_monotonic_decreasing
+def test_the_pairs_bootstrap_has_its_published_errors(rows):
+    by_noise = select(rows, "F", "pairs").groupby("sigma").relative.mean()
+    assert by_noise[10] == pytest.approx(0.62, abs=0.1)
+    assert by_noise.is_monotonic_decreasing
     assert 5 < crossovers(rows)[0] < 7.5
-    pools = curve(rows, "E", "pairs").groupby("m").relative
+    pools = select(rows, "E", "pairs").groupby("m").relative
     assert pools.median()[100] == pytest.approx(0.62, abs=0.1)
     assert pools.median().idxmax() in range(8, 13)
     assert pools.median().max() > 3  # far above the baseline of 1
 
 
 def test_the_residual_bootstrap_is_exact_once_determined(rows):
-    exact = curve(rows, "E", "residual")
-    assert exact[exact.m >= 11].relative.max() <= 1e-9
-    assert exact[exact.m == 9].relative.min() > 0.2
-    assert curve(rows, "F", "residual").relative.max() <= 1e-9
-    assert set(exact[exact.m >= 10]["rank"]) == {55}
+    residual = select(rows, "E", "residual")
+    assert residual[residual.m >= 11].relative.max() <= 1e-9
+    assert residual[residual.m == 9].relative.min() > 0.2
+    assert select(rows, "F", "residual").relative.max() <= 1e-9
+    assert set(residual[residual.m >= 10]["rank"]) == {55}
 
 
-def test_forty_further_draws_cross_at_other_noise():
+def test_forty_further_draws_cross_at_different_noise():
     config = replace(PAPER, draw_pools=1)
-    others = [unit for unit in bootstrap.units(config) if not unit.startswith("draw")]
-    found = pd.DataFrame(list(bootstrap.run(config, finished=others)))
-    lines = found.groupby(["draw", "sigma"]).relative.mean().unstack()
-    where = [crossover(list(lines.columns), list(line)) for line in lines.to_numpy()]
-    assert len(where) == 40
-    assert min(where) < 5.5
-    assert max(where) > 10
-    assert 6 < torch.tensor(where).median() < 10
+    other_units = [unit for unit in bootstrap.units(config) if not unit.startswith("draw")]
+    rows = pd.DataFrame(list(bootstrap.run(config, finished=other_units)))
+    errors = rows.groupby(["draw", "sigma"]).relative.mean().unstack()
+    sigmas = [crossover(list(errors.columns), list(draw)) for draw in errors.to_numpy()]
+    assert len(sigmas) == 40
+    assert min(sigmas) < 5.5
+    assert max(sigmas) > 10
+    assert 6 < torch.tensor(sigmas).median() < 10
 
 
 @pytest.mark.parametrize("kind", ["pairs", "residual"])
-def test_the_batched_estimate_is_the_library_s(kind):
+def test_the_batched_estimate_equals_that_of_the_library(kind):
     X, _, y = ls.draw(noise=10.0)
     config = replace(PAPER, endpoints=(20,))
-    samples = bootstrap.resample(X, y[:, None], config, kind=kind, pool=1)
-    at = bootstrap.endpoints(samples, config)
+    samples = resample(X, y[:, None], config, kind=kind, pool=1)
+    endpoints = train(samples, config)
+    regularizer = tacit.regularizers.symmetric()
     for m in (1, 9, 10, 20):
-        parts = [
-            ls.equations(
-                samples.X[b], samples.Y[b, :, 0], at.thetas[b, :, 0], tacit.regularizers.symmetric()
-            )
+        equations = [
+            ls.equations(samples.X[b], samples.Y[b, :, 0], endpoints.thetas[b, :, 0], regularizer)
             for b in range(m)
         ]
-        slow = tacit.fit(tacit.stack(parts)).matrix()
-        fast = bootstrap.estimate(at.thetas[:m, :, 0], at.gradients[:m, :, 0])
-        assert (fast - slow).norm() <= 1e-9 * slow.norm()
+        expected = tacit.fit(tacit.stack(equations)).matrix()
+        batched = estimate_penalty(endpoints.thetas[:m, :, 0], endpoints.gradients[:m, :, 0])
+        assert (batched - expected).norm() <= 1e-9 * expected.norm()
 
 
-def test_endpoints_are_those_of_plain_descent():
+def test_batched_training_equals_plain_descent():
     X, _, y = ls.draw(noise=10.0)
-    samples = bootstrap.resample(X, y[:, None], SMALL, kind="pairs", pool=0)
-    thetas = bootstrap.endpoints(samples, SMALL).thetas
+    samples = resample(X, y[:, None], SMALL, kind="pairs", pool=0)
+    thetas = train(samples, SMALL).thetas
     for b in (0, 2):
-        path = ls.descend(samples.X[b], samples.Y[b, :, 0], SMALL.step, SMALL.stop)
-        assert (thetas[b, :, 0] - path.iterates[-1, :, 0]).norm() < 1e-12 * thetas[b].norm()
-    assert torch.equal(samples.X[0], X)  # the data itself comes first
-    rows = torch.randint(1000, (1000,), generator=torch.Generator().manual_seed(42 + 100 + 1))
-    assert torch.equal(samples.X[1], X[rows])
-    assert torch.equal(samples.Y[1, :, 0], y[rows])
+        descent = ls.descend(samples.X[b], samples.Y[b, :, 0], SMALL.step, SMALL.stop)
+        assert (thetas[b, :, 0] - descent.iterates[-1, :, 0]).norm() < 1e-12 * thetas[b].norm()
+    assert torch.equal(samples.X[0], X)  # the first is the data set itself
+    drawn = torch.randint(1000, (1000,), generator=torch.Generator().manual_seed(42 + 100 + 1))
+    assert torch.equal(samples.X[1], X[drawn])
+    assert torch.equal(samples.Y[1, :, 0], y[drawn])
 
 
-def test_units_are_named_once_and_do_not_depend_on_each_other():
+def test_units_have_unique_names_and_do_not_depend_on_each_other():
     names = bootstrap.units(SMALL)
     assert names == [
         "theory", "pairs pool 0", "pairs pool 1", "residual pool 0", "residual pool 1", "sigma 1",
         "sigma 10", "draw 1", "draw 2",
     ]  # fmt: skip
-    whole = list(bootstrap.run(SMALL))
-    some = {"pairs pool 1", "sigma 10", "draw 2"}
-    part = list(bootstrap.run(SMALL, finished=[name for name in names if name not in some]))
-    assert part == [row for row in whole if row["unit"] in some]
-    assert {row["unit"] for row in whole} == set(names)
+    rows = list(bootstrap.run(SMALL))
+    chosen = {"pairs pool 1", "sigma 10", "draw 2"}
+    finished = [name for name in names if name not in chosen]
+    assert list(bootstrap.run(SMALL, finished=finished)) == [
+        row for row in rows if row["unit"] in chosen
+    ]
+    assert {row["unit"] for row in rows} == set(names)
     assert list(bootstrap.run(SMALL, finished=names)) == []
-    assert json.loads(json.dumps(whole)) == whole  # plain values
+    assert json.loads(json.dumps(rows)) == rows  # plain values
 
 
-def test_threads_are_given_back():
-    found = torch.get_num_threads()
+def test_the_number_of_threads_is_restored():
+    threads = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
         next(bootstrap.run(SMALL))
         assert torch.get_num_threads() == 2
     finally:
-        torch.set_num_threads(found)
+        torch.set_num_threads(threads)
 
 
-def test_the_figure_comes_from_stored_rows_alone(rows, tmp_path):
+def test_the_figure_is_drawn_only_from_stored_rows(rows, tmp_path):
     rows.to_parquet(tmp_path / "rows.parquet")
     figure = bootstrap.plot(pd.read_parquet(tmp_path / "rows.parquet"))
     figure.savefig(tmp_path / "figure.png")
@@ -130,16 +130,16 @@ def test_the_figure_comes_from_stored_rows_alone(rows, tmp_path):
     assert (tmp_path / "figure.png").stat().st_size > 50_000
 
 
-def test_it_is_an_experiment_like_the_others():
-    module = load("bootstrap")
-    assert module.TITLE
-    assert "residual" in module.CAPTION
-    assert "heavy-tailed" in module.CAPTION
-    json.dumps([asdict(module.PAPER), asdict(module.QUICK)])
+def test_the_experiment_has_a_caption_and_plain_configurations():
+    experiment = find_experiment("bootstrap")
+    assert experiment.TITLE
+    assert "residual" in experiment.CAPTION
+    assert "heavy-tailed" in experiment.CAPTION
+    json.dumps([asdict(experiment.PAPER), asdict(experiment.QUICK)])
 
 
 def test_a_crossover_is_interpolated_or_absent():
     assert crossover([1, 10, 100], [10.0, 1.0, 0.1]) == pytest.approx(10)
     assert crossover([1, 4], [2.0, 0.5]) == pytest.approx(2)
-    assert crossover([1, 4], [0.5, 0.4]) != crossover([1, 4], [0.5, 0.4])  # NaN: never above
-    assert crossover([1, 4], [3.0, 2.0]) != crossover([1, 4], [3.0, 2.0])  # NaN: never below
+    assert math.isnan(crossover([1, 4], [0.5, 0.4]))  # never above
+    assert math.isnan(crossover([1, 4], [3.0, 2.0]))  # never below

@@ -1,4 +1,4 @@
-"""The coverage experiment: its problems, its counting, its rows, its figure."""
+"""The coverage figures: their cases, their counts, their rows and drawings."""
 
 import math
 import re
@@ -9,15 +9,19 @@ import pandas as pd
 import pytest
 import torch
 
-from tacit.fitting.disagreement import MEASURED_EPOCHS as MEASURED
-from tacit_paper import coverage as experiment
-from tacit_paper import coverage_problems as problems
-from tacit_paper import plots
-from tacit_paper import training_coverage as training
-from tacit_paper.coverage_check import ENOUGH, assessed, check, count_range, shares
+from tacit.fitting.disagreement import EPOCH_COVERAGE
+from tacit_paper import coverage, plots, training_coverage
+from tacit_paper.coverage import cases
+from tacit_paper.coverage.checks import (
+    MINIMUM_REPLICATES,
+    check,
+    coverage_table,
+    wilson_interval,
+    with_promised_coverage,
+)
 
 TINY = replace(
-    experiment.QUICK,
+    coverage.QUICK,
     replicates=3,
     examples=80,
     part=40,
@@ -27,33 +31,42 @@ TINY = replace(
     step_replicates=2,
     layers=4,
 )
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
 def rows():
-    return pd.DataFrame(list(experiment.run(TINY)))
+    return pd.DataFrame(list(coverage.run(TINY)))
 
 
-def test_rows(rows):
-    assert set(rows.unit) == set(experiment.units(TINY))
+def read_stored_rows(name):
+    return pd.read_parquet(ROOT / "results" / "paper" / name / "rows.parquet")
+
+
+def test_rows_have_an_interval_around_every_estimate(rows):
+    assert set(rows.unit) == set(coverage.units(TINY))
     assert set(rows.kind) == {"sampling", "draws", "steps", "layers"}
     assert ((rows.low <= rows.estimate) & (rows.estimate <= rows.high)).all()
     assert (rows.naive_error > 0).all()
     assert rows.groupby(["problem", "name"]).truth.nunique().max() == 1
-    again = pd.DataFrame(list(experiment.run(TINY, finished=[*experiment.units(TINY)][:-1])))
-    expected = rows[rows.unit == "layers"].reset_index(drop=True)[again.columns]
-    pd.testing.assert_frame_equal(again, expected)
 
 
-def test_the_figure_draws_from_rows_alone(rows, tmp_path):
-    for path in plots.save(experiment.plot(rows), tmp_path):
+def test_a_subset_of_units_gives_the_same_rows(rows):
+    subset = pd.DataFrame(list(coverage.run(TINY, finished=coverage.units(TINY)[:-1])))
+    expected = rows[rows.unit == "layers"].reset_index(drop=True)[subset.columns]
+    pd.testing.assert_frame_equal(subset, expected)
+
+
+def test_the_figure_is_drawn_from_the_rows(rows, tmp_path):
+    for path in plots.save(coverage.plot(rows), tmp_path):
         assert path.stat().st_size > 10_000
-    assert [found.label for found in check(rows)] == ["covered, mean (too few replicates for more)"]
+    labels = [result.label for result in check(rows)]
+    assert labels == ["mean coverage (too few replicates for more)"]
 
 
-def test_shares_are_counted_as_they_should_be():
+def test_the_coverage_table_counts_intervals_that_contain_the_truth():
     estimates = [0.9, 1.0, 1.3, 1.0]
-    table = pd.DataFrame(
+    replicates = pd.DataFrame(
         {
             "kind": "training", "problem": "p", "name": "l2", "truth": 1.0,
             "estimate": estimates,
@@ -62,102 +75,99 @@ def test_shares_are_counted_as_they_should_be():
             "naive_error": [0.06, 0.06, 0.06, 0.04],
         }
     )  # fmt: skip
-    (row,) = shares(table).itertuples()
+    (row,) = coverage_table(replicates).itertuples()
     assert (row.replicates, row.covered, row.naive) == (4, 0.75, 0.75)
     spread = pd.Series(estimates).std()
     assert row.wide == pytest.approx(0.2 / (1.959964 * spread), rel=1e-5)
-    assert len(assessed(shares(table))) == 1
-    assert not len(assessed(shares(table.assign(truth=0.01))))
-    many = pd.concat([table] * 150, ignore_index=True)
-    missed = {found.label: found.holds for found in check(many)}
-    assert missed == {
-        "training, λ₂: covered, least over cells": False,
-        "training, λ₂: half-width over true, most": True,
+    assert len(with_promised_coverage(coverage_table(replicates))) == 1
+    assert not len(with_promised_coverage(coverage_table(replicates.assign(truth=0.01))))
+    many = pd.concat([replicates] * 150, ignore_index=True)
+    assert {result.label: result.holds for result in check(many)} == {
+        "training, λ₂: lowest coverage over cells": False,
+        "training, λ₂: half-width over that of the true spread, highest": True,
     }
 
 
-def test_the_range_of_a_count_is_wilsons():
-    """Both ends solve |share − p| = z √(p(1−p)/n)."""
-    for share, count in ((0.95, 600), (1.0, 20), (0.1, 7)):
-        for end in count_range(share, count):
-            away = 1.959964 * math.sqrt(max(end * (1 - end), 0) / count)
-            assert abs(share - end) == pytest.approx(away, abs=1e-6)
+def test_the_interval_of_a_count_is_wilsons():
+    """Both ends p solve |fraction − p| = z √(p(1−p)/n)."""
+    for fraction, count in ((0.95, 600), (1.0, 20), (0.1, 7)):
+        for end in wilson_interval(fraction, count):
+            distance = 1.959964 * math.sqrt(max(end * (1 - end), 0) / count)
+            assert abs(fraction - end) == pytest.approx(distance, abs=1e-6)
 
 
-def test_the_enumerated_dropout_is_the_limit_of_its_draws():
-    few, many = problems.dropout(16), problems.dropout(512)
+def test_dropout_by_enumeration_is_the_limit_of_its_draws():
+    few, many = cases.dropout(16), cases.dropout(512)
     truth = few.replicate(0).truth
-    found = many.replicate(1).found
-    low, high = found.intervals(0.999)["draws"]["l2"]
+    low, high = many.replicate(1).fit.intervals(0.999)["draws"]["l2"]
     assert low <= truth["l2"] <= high
     assert high - low < 0.02
 
 
-def test_a_problem_is_the_same_whenever_it_is_made():
+def test_a_case_is_the_same_whenever_it_is_made():
     state = torch.random.get_rng_state()
-    one, other = (problems.regression(80, 40).replicate(7) for _ in range(2))
-    assert one.truth == other.truth
-    assert one.found.strengths == other.found.strengths
+    first, second = (cases.regression(80, 40).replicate(7) for _ in range(2))
+    assert first.truth == second.truth
+    assert first.fit.strengths == second.fit.strengths
     assert torch.equal(state, torch.random.get_rng_state())
 
 
-def test_networks_are_trained_anew_for_every_data_set():
-    tiny = replace(training.QUICK, networks=2, networks_per_unit=1, epochs=6, cells=((1.0, 1.0),))
-    assert training.units(tiny) == ["data sets from 20000", "data sets from 20001"]
-    found = pd.DataFrame(list(training.run(tiny)))
-    assert found.groupby("name").estimate.nunique().tolist() == [2, 2]
-    later = pd.DataFrame(list(training.run(tiny, finished=training.units(tiny)[:1])))
-    expected = found[found.unit == "data sets from 20001"].reset_index(drop=True)
-    pd.testing.assert_frame_equal(later, expected)
+def test_every_data_set_has_newly_trained_networks():
+    tiny = replace(
+        training_coverage.QUICK, networks=2, networks_per_unit=1, epochs=6, cells=((1.0, 1.0),)
+    )
+    units = training_coverage.units(tiny)
+    assert units == ["data sets from 20000", "data sets from 20001"]
+    rows = pd.DataFrame(list(training_coverage.run(tiny)))
+    assert rows.groupby("name").estimate.nunique().tolist() == [2, 2]
+    subset = pd.DataFrame(list(training_coverage.run(tiny, finished=units[:1])))
+    expected = rows[rows.unit == "data sets from 20001"].reset_index(drop=True)
+    pd.testing.assert_frame_equal(subset, expected)
 
 
-def stored(name):
-    root = Path(__file__).parents[2]
-    return pd.read_parquet(root / "results" / "paper" / name / "rows.parquet")
-
-
-def test_stored_rows_hold_what_the_docs_say():
-    rows = stored("coverage")
-    found = shares(rows)
-    # First-order error bars miss a design that is itself mostly noise, and the check says so.
-    failed = [key.label for key in check(rows) if not key.holds]
+def test_stored_rows_agree_with_the_docs():
+    rows = read_stored_rows("coverage")
+    table = coverage_table(rows)
+    # First-order error bars miss a design that is mostly noise itself, and the check says so.
+    failed = [result.label for result in check(rows) if not result.holds]
     assert len(check(rows)) == 6
     assert all(label.startswith("sampling, moving design") for label in failed)
-    assert found.replicates.min() >= 500
-    others = found[found.kind.isin(["steps", "layers"])]
-    assert others.covered.between(0.92, 0.97).all()
-    late = found[found.problem.str.contains("late")]
-    # What the summary says of candidates that depend on the examples themselves.
+    assert table.replicates.min() >= 500
+    unchecked = table[table.kind.isin(["steps", "layers"])]
+    assert unchecked.covered.between(0.92, 0.97).all()
+    # The summary quotes these numbers for candidates that depend on the examples themselves.
+    late = table[table.problem.str.contains("late")]
     assert late.covered.min() == pytest.approx(0.89, abs=0.005)
     assert late.covered.max() == pytest.approx(0.98, abs=0.005)
 
 
-def test_stored_training_rows_hold_what_the_docs_say():
-    rows = stored("training-coverage")
-    found = assessed(shares(rows))
-    assert training.PAPER.networks >= ENOUGH
+def test_stored_training_rows_agree_with_the_docs():
+    rows = read_stored_rows("training-coverage")
+    table = with_promised_coverage(coverage_table(rows))
+    assert training_coverage.PAPER.networks >= MINIMUM_REPLICATES
     assert len(check(rows)) == 4
-    assert all(key.holds for key in check(rows))
-    assert (found.naive < 0.3).all()
-    # What the summary says of error bars from epochs.
-    low, high = (int(part) for part in re.findall(r"\d+", MEASURED)[:2])
-    assert round(100 * found.covered.min()) == low
-    assert round(100 * found.covered.max()) == high
+    assert all(result.holds for result in check(rows))
+    assert (table.naive < 0.3).all()
+    # The summary quotes these numbers for error bars from epochs.
+    low, high = (int(number) for number in re.findall(r"\d+", EPOCH_COVERAGE)[:2])
+    assert round(100 * table.covered.min()) == low
+    assert round(100 * table.covered.max()) == high
 
 
-def test_the_table_of_the_docs_is_that_of_the_stored_rows():
-    text = (Path(__file__).parents[2] / "docs" / "uncertainty.md").read_text()
+def test_the_table_in_the_docs_is_that_of_the_stored_rows():
+    text = (ROOT / "docs" / "uncertainty.md").read_text()
     lines = [line.split("|")[1:-1] for line in text.splitlines() if line.startswith("| ")]
-    table = [[cell.strip() for cell in line] for line in lines if len(line) == 6]
-    found = shares(stored("coverage"))
-    own = [line for line in table if line[0] in ("sampling", "draws", "steps", "layers")]
-    assert len(own) == len(found)
-    for line, row in zip(own, found.itertuples(), strict=True):
+    docs_table = [[cell.strip() for cell in line] for line in lines if len(line) == 6]
+    kinds = ("sampling", "draws", "steps", "layers")
+    docs_rows = [line for line in docs_table if line[0] in kinds]
+    table = coverage_table(read_stored_rows("coverage"))
+    assert len(docs_rows) == len(table)
+    for line, row in zip(docs_rows, table.itertuples(), strict=True):
         assert line[1] == row.problem
         assert line[3:] == [f"{row.covered:.1%}", f"{row.naive:.0%}", f"{row.wide:.2f}"]
-    training = assessed(shares(stored("training-coverage")))
-    shown = [line for line in table if line[0] == "training"]
-    ends = [end for line in shown for end in line[3].split(" to ")]
-    assert len(shown) == 4
+    training = with_promised_coverage(coverage_table(read_stored_rows("training-coverage")))
+    docs_rows = [line for line in docs_table if line[0] == "training"]
+    ends = [end for line in docs_rows for end in line[3].split(" to ")]
+    assert len(docs_rows) == 4
     assert f"{training.covered.min():.1%}" in ends
     assert f"{training.covered.max():.1%}" in ends

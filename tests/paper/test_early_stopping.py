@@ -1,11 +1,11 @@
-"""Early stopping in least squares: the law, what endpoints recover of it, and the figure."""
+"""Early stopping in least squares: the exact penalty, its estimates, and the figure."""
 
 from dataclasses import replace
 
 import pandas as pd
 import pytest
 import torch
-from support.problems import random_data
+from support.models import random_data
 
 from tacit import InputError, theory
 from tacit_paper import early_stopping as experiment
@@ -15,22 +15,22 @@ PAPER = experiment.PAPER
 STEPS = (1, 10, 100, 500, 1000)
 
 
-def rows_of(config, *wanted):
-    """The rows of the units whose names begin as wanted."""
-    skipped = [u for u in experiment.units(config) if not u.startswith(wanted)]
+def rows_of(config, *prefixes):
+    """The rows of the units whose names begin with one of the prefixes."""
+    skipped = [unit for unit in experiment.units(config) if not unit.startswith(prefixes)]
     return pd.DataFrame(experiment.run(config, finished=skipped))
 
 
 @pytest.fixture(scope="module")
 def pools():
-    """Paper-size pools, the first four: means over ten differ by less than their ranges."""
+    """The first four pools at the paper's size: means over ten differ less than pools do."""
     config = replace(PAPER, pools=4, endpoints=(1, 5, 9, 10, 11, 30, 100))
     return rows_of(config, "fixed", "variable")
 
 
 @pytest.fixture(scope="module")
 def quick():
-    """Everything at a size for drawing."""
+    """All units at a size that is enough for drawing."""
     config = replace(
         experiment.QUICK, pools=2, datasets=6, datasets_per_unit=3, endpoints=(1, 9, 10, 12),
         cap=600, adam_epochs=200,
@@ -38,19 +38,19 @@ def quick():
     return config, pd.DataFrame(experiment.run(config))
 
 
-# The law.
+# The exact penalty Λ(t).
 
 
 @pytest.mark.parametrize("t", STEPS)
-def test_the_minimiser_under_the_law_is_the_iterate(t):
+def test_the_minimiser_under_the_exact_penalty_is_the_iterate(t):
     X, _, y = ls.draw()
-    law = theory.early_stopping(X, 0.01, t)
-    minimiser = ls.penalised(X, y, law)
+    minimiser = ls.penalised_solution(X, y, theory.early_stopping(X, 0.01, t))
     assert ls.relative_error(minimiser, ls.descend(X, y, 0.01, t).iterates[t, :, 0]) <= 1e-12
-    # torch's mse_loss with the same rate takes steps twice as long: another law.
-    other = ls.descend(X, y, 0.02, t).iterates[t, :, 0]
-    assert ls.relative_error(minimiser, other) > 1e-5
-    assert ls.relative_error(ls.penalised(X, y, theory.early_stopping(X, 0.02, t)), other) <= 1e-12
+    # torch's mse_loss with the same rate takes steps twice as long, which has another penalty.
+    doubled = ls.descend(X, y, 0.02, t).iterates[t, :, 0]
+    assert ls.relative_error(minimiser, doubled) > 1e-5
+    minimiser = ls.penalised_solution(X, y, theory.early_stopping(X, 0.02, t))
+    assert ls.relative_error(minimiser, doubled) <= 1e-12
 
 
 def test_a_step_is_half_of_torchs_on_the_mean_squared_error():
@@ -61,12 +61,12 @@ def test_a_step_is_half_of_torchs_on_the_mean_squared_error():
         optimizer.zero_grad()
         torch.nn.functional.mse_loss(X @ theta, y).backward()
         optimizer.step()
-    path = ls.descend(X, y, 0.01, 20)
-    assert ls.relative_error(path.iterates[20, :, 0], theta.detach()) <= 1e-13
-    assert float(path.losses[0, 0]) == pytest.approx(float(y.square().mean()), rel=1e-12)
+    descent = ls.descend(X, y, 0.01, 20)
+    assert ls.relative_error(descent.iterates[20, :, 0], theta.detach()) <= 1e-13
+    assert float(descent.losses[0, 0]) == pytest.approx(float(y.square().mean()), rel=1e-12)
 
 
-def test_the_law_equals_the_naive_formula():
+def test_the_exact_penalty_equals_the_naive_formula():
     X, _, _ = ls.draw()
     gram, eye = X.T @ X / len(X), torch.eye(10, dtype=torch.float64)
     for t in (1, 7, 500):
@@ -75,14 +75,14 @@ def test_the_law_equals_the_naive_formula():
         assert ls.relative_error(theory.early_stopping(X, 0.01, t), naive) <= 1e-10
 
 
-def test_the_law_has_its_published_size_and_the_wrong_step_is_far_off():
+def test_the_exact_penalty_has_its_published_size_and_the_wrong_step_is_far_off():
     X, _, _ = ls.draw()
-    law = theory.early_stopping(X, 0.01, 500)
-    assert float(law.norm()) == pytest.approx(0.02610, abs=5e-6)
-    assert float(law.trace()) / 10 == pytest.approx(0.007615, abs=5e-7)
-    other = theory.early_stopping(X, 0.02, 500)
-    ratios = torch.linalg.eigvalsh(law) / torch.linalg.eigvalsh(other)
-    assert ratios.min() > 60  # each is e^a + 1, a ≈ ηst: no direction comes near
+    penalty = theory.early_stopping(X, 0.01, 500)
+    assert float(penalty.norm()) == pytest.approx(0.02610, abs=5e-6)
+    assert float(penalty.trace()) / 10 == pytest.approx(0.007615, abs=5e-7)
+    doubled_step = theory.early_stopping(X, 0.02, 500)
+    ratios = torch.linalg.eigvalsh(penalty) / torch.linalg.eigvalsh(doubled_step)
+    assert ratios.min() > 60  # each is e^a + 1 with a ≈ ηst, so it is large in every direction
 
 
 def test_flow_is_the_limit_of_small_steps():
@@ -96,16 +96,15 @@ def test_flow_is_the_limit_of_small_steps():
     assert gaps[1] / gaps[2] == pytest.approx(10, rel=0.1)
 
 
-def test_directions_without_data_get_the_limit():
+def test_directions_without_data_have_the_limit_one_over_time():
     X = random_data(0, count=3, inputs=5)[0]
     null = torch.linalg.svd(X).Vh[3:]
-    law, flow = theory.early_stopping(X, 0.01, 50), theory.early_stopping_flow(X, 0.5)
-    for found in (law, flow):
-        torch.testing.assert_close(null @ found @ null.T, torch.eye(2).double() / 0.5)
+    for penalty in (theory.early_stopping(X, 0.01, 50), theory.early_stopping_flow(X, 0.5)):
+        torch.testing.assert_close(null @ penalty @ null.T, torch.eye(2).double() / 0.5)
 
 
 @pytest.mark.parametrize(
-    ("call", "said"),
+    ("call", "message"),
     [
         (lambda X: theory.early_stopping(X, 0.0, 5), "above zero"),
         (lambda X: theory.early_stopping(X, 0.01, 0), "above zero"),
@@ -118,31 +117,31 @@ def test_directions_without_data_get_the_limit():
         (lambda X: theory.early_stopping_flow(X[0], 1.0), "shape"),
     ],
 )
-def test_the_law_refuses_what_it_does_not_cover(call, said):
-    with pytest.raises(InputError, match=said):
+def test_the_exact_penalty_refuses_wrong_arguments(call, message):
+    with pytest.raises(InputError, match=message):
         call(ls.draw().X)
 
 
 # Descent and stopping.
 
 
-def test_weights_of_examples_are_repetitions():
+def test_an_integer_weight_equals_repeating_the_example():
     X, y = random_data(1, count=20, inputs=3)
     counts = torch.tensor([0, 2] * 10)
-    again = torch.repeat_interleave(torch.arange(20), counts)
-    found = ls.descend(X, y, 0.1, 30, weights=counts[:, None])
-    expected = ls.descend(X[again], y[again], 0.1, 30)
-    torch.testing.assert_close(found.iterates, expected.iterates)
-    torch.testing.assert_close(found.losses, expected.losses)
+    repeated = torch.repeat_interleave(torch.arange(20), counts)
+    weighted = ls.descend(X, y, 0.1, 30, weights=counts[:, None])
+    expected = ls.descend(X[repeated], y[repeated], 0.1, 30)
+    torch.testing.assert_close(weighted.iterates, expected.iterates)
+    torch.testing.assert_close(weighted.losses, expected.losses)
 
 
-def test_columns_descend_as_they_would_alone():
+def test_each_column_descends_as_it_would_separately():
     X, _, _ = ls.draw()
-    Y = ls.pool(X, 2, 3)
+    Y = ls.draw_pool(X, 2, 3)
     together = ls.descend(X, Y, 0.01, 50)
     for k in range(3):
-        alone = ls.descend(X, ls.redraw(X, 56 + 100 + 20_000 + k)[1], 0.01, 50)
-        torch.testing.assert_close(together.iterates[:, :, k], alone.iterates[:, :, 0])
+        separate = ls.descend(X, ls.redraw(X, 56 + 100 + 20_000 + k)[1], 0.01, 50)
+        torch.testing.assert_close(together.iterates[:, :, k], separate.iterates[:, :, 0])
 
 
 def test_stopping_waits_for_patience_and_counts_improvements_from_the_best():
@@ -153,7 +152,7 @@ def test_stopping_waits_for_patience_and_counts_improvements_from_the_best():
     assert ls.stopping_times(losses, patience=2, min_delta=0.25) == [3, 2]
 
 
-# The numbers of the figure, at the sizes where they are claimed.
+# Numbers of the figure, at the paper's size.
 
 
 def test_fixed_endpoints_recover_the_matrix_from_ten_on(pools):
@@ -164,8 +163,8 @@ def test_fixed_endpoints_recover_the_matrix_from_ten_on(pools):
     assert (fixed["rank"] == fixed.rank_expected).all()
     ranks = fixed.groupby("m")["rank"].first()
     assert ranks.to_dict() == {1: 10, 5: 40, 9: 54, 10: 55, 11: 55, 30: 55, 100: 55}
-    narrow = pools[(pools.panel == "B") & (pools.series == "float32")]
-    assert 1e-6 < narrow[narrow.m >= 10].value.max() < 1e-3
+    single = pools[(pools.panel == "B") & (pools.series == "float32")]
+    assert 1e-6 < single[single.m >= 10].value.max() < 1e-3
 
 
 def test_variable_endpoints_converge_slowly_under_the_published_rule(pools):
@@ -186,14 +185,15 @@ def test_variable_endpoints_converge_slowly_under_the_published_rule(pools):
 
 def test_a_diagonal_from_one_endpoint_retrains_and_is_often_no_penalty():
     rows = rows_of(PAPER, "datasets", "diagonal")
-    sets = rows[rows.series == "dataset"]
-    assert len(sets) == 200
-    unique = sets.least_eigenvalue > 0
-    assert sets[unique].value.max() <= 1e-12
-    assert abs((sets.least_entry < 0).mean() - 0.77) <= 0.08
-    assert 0 < (~unique).sum() <= 10
-    assert (sets.verdict == unique.map({True: "strongly convex", False: "unbounded"})).all()
-    values = {name: part.value.to_numpy() for name, part in rows.groupby("series")}
+    datasets = rows[rows.series == "dataset"]
+    assert len(datasets) == 200
+    has_minimum = datasets.least_eigenvalue > 0
+    assert datasets[has_minimum].value.max() <= 1e-12
+    assert abs((datasets.least_entry < 0).mean() - 0.77) <= 0.08
+    assert 0 < (~has_minimum).sum() <= 10
+    verdicts = has_minimum.map({True: "strongly convex", False: "unbounded"})
+    assert (datasets.verdict == verdicts).all()
+    values = {name: series.value.to_numpy() for name, series in rows.groupby("series")}
     assert values["retrained"] == pytest.approx(values["early-stopped"], rel=1e-11)
     assert abs(values["true"] - values["retrained"]).max() < 0.2
 
@@ -209,25 +209,24 @@ def test_the_scalar_is_the_rayleigh_quotient_and_falls_below_the_trace():
     assert (scalar.adam_seconds > scalar.exact_seconds).mean() > 0.5
 
 
-# The contract of experiments.
+# The contract of every figure.
 
 
 def test_a_subset_of_units_gives_the_same_rows(quick):
     config, rows = quick
-    plain = [c for c in rows.columns if not c.endswith("_seconds")]
-    names = experiment.units(config)
-    assert list(rows.unit.unique()) == names
-    kept = [
-        n for n in names if n in ("datasets from 3", "fixed pool 1", "variable pool 1", "trace")
+    units = experiment.units(config)
+    assert list(rows.unit.unique()) == units
+    chosen = ["datasets from 3", "fixed pool 1", "variable pool 1", "trace"]
+    subset = pd.DataFrame(experiment.run(config, finished=set(units) - set(chosen)))
+    assert list(subset.unit.unique()) == chosen
+    expected = rows[rows.unit.isin(chosen)].reset_index(drop=True)
+    columns = [
+        name for name in rows.columns if name in subset.columns and not name.endswith("_seconds")
     ]
-    part = pd.DataFrame(experiment.run(config, finished=set(names) - set(kept)))
-    expected = rows[rows.unit.isin(kept)].reset_index(drop=True)
-    columns = [c for c in plain if c in part.columns]
-    assert list(part.unit.unique()) == kept
-    pd.testing.assert_frame_equal(part[columns], expected[columns], check_dtype=False)
+    pd.testing.assert_frame_equal(subset[columns], expected[columns], check_dtype=False)
 
 
-def test_the_figure_draws_from_rows_alone(quick, tmp_path):
+def test_the_figure_is_drawn_only_from_stored_rows(quick, tmp_path):
     _, rows = quick
     rows.to_parquet(tmp_path / "rows.parquet")
     figure = experiment.plot(pd.read_parquet(tmp_path / "rows.parquet"))
@@ -236,7 +235,7 @@ def test_the_figure_draws_from_rows_alone(quick, tmp_path):
     assert [title[0] for title in titles if title[1:3] == "  "] == list("ABBCDE")
 
 
-def test_presets_differ_in_pools_and_endpoints_alone():
+def test_presets_differ_only_in_pools_and_endpoints():
     quick, paper = experiment.QUICK, experiment.PAPER
     assert replace(quick, pools=paper.pools, endpoints=paper.endpoints) == paper
     assert set(quick.endpoints) >= {1, 9, 10, 100}

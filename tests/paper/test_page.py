@@ -1,4 +1,4 @@
-"""The page of figures opens offline in a browser: no errors, no blank image, narrow and wide."""
+"""The page of figures opens offline in a browser, without errors or blank images."""
 
 import html
 import json
@@ -11,7 +11,7 @@ import zlib
 
 import pytest
 
-from tacit_paper import MODULES
+from tacit_paper import EXPERIMENTS
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 needs_browser = pytest.mark.skipif(
@@ -23,12 +23,12 @@ PROBE = """<script>addEventListener("load", () => { setTimeout(() => {
     const canvas = document.createElement("canvas"); canvas.width = canvas.height = 64;
     const context = canvas.getContext("2d"); context.drawImage(image, 0, 0, 64, 64);
     const pixels = context.getImageData(0, 0, 64, 64).data;
-    return {width: image.naturalWidth, shown: image.getBoundingClientRect().width,
+    return {width: image.naturalWidth, drawn: image.getBoundingClientRect().width,
             colours: new Set(pixels).size};
   });
-  const wide = document.documentElement.scrollWidth;
+  const scrollWidth = document.documentElement.scrollWidth;
   const font = getComputedStyle(document.body).fontSize;
-  document.body.dataset.found = JSON.stringify({images, wide, font, inner: innerWidth});
+  document.body.dataset.measured = JSON.stringify({images, scrollWidth, font, innerWidth});
 }, 300); });</script>"""
 
 
@@ -52,27 +52,29 @@ def browse(page, folder, *options):
 
 @needs_browser
 @pytest.mark.parametrize("width", [1280, 400])
-def test_the_page_is_whole_in_a_browser(page, tmp_path, width):
-    # A window narrower than 500 pixels is not to be had: a frame of the width is.
+def test_a_browser_shows_every_figure_in_narrow_and_wide_windows(page, tmp_path, width):
+    # Chromium opens no window narrower than 500 pixels, so the page is put into a frame.
     probed = tmp_path / "probed.html"
     probed.write_text(page.read_text().replace("</body>", PROBE + "</body>"))
     frame = tmp_path / "frame.html"
     frame.write_text(
         f'<iframe id="f" width="{width}" height="5000" srcdoc="{html.escape(probed.read_text())}">'
-        "</iframe><script>setTimeout(() => { document.body.dataset.found = "
-        'document.getElementById("f").contentDocument.body.dataset.found; }, 2500);</script>'
+        "</iframe><script>setTimeout(() => { document.body.dataset.measured = "
+        'document.getElementById("f").contentDocument.body.dataset.measured; }, 2500);</script>'
     )
-    found = browse(frame, tmp_path, "--dump-dom", "--window-size=1400,900")
-    assert "CONSOLE" not in found.stderr, found.stderr
-    (data,) = re.findall(r'<body data-found="([^"]*)"', found.stdout)
-    seen = json.loads(html.unescape(data))
-    assert len(seen["images"]) == len(MODULES)
-    for image in seen["images"]:
+    browser = browse(frame, tmp_path, "--dump-dom", "--window-size=1400,900")
+    assert "CONSOLE" not in browser.stderr, browser.stderr
+    (attribute,) = re.findall(r'<body data-measured="([^"]*)"', browser.stdout)
+    measured = json.loads(html.unescape(attribute))
+    assert len(measured["images"]) == len(EXPERIMENTS)
+    for image in measured["images"]:
         assert image["width"] > 300
-        assert image["shown"] > 0.8 * min(width, 990)
+        assert image["drawn"] > 0.8 * min(width, 990)
         assert image["colours"] > 20, "a blank image"
-    assert seen["wide"] <= seen["inner"] == width, "the page is wider than its window"
-    assert seen["font"] == "16px"
+    assert measured["scrollWidth"] <= measured["innerWidth"] == width, (
+        "the page is wider than its window"
+    )
+    assert measured["font"] == "16px"
 
 
 @needs_browser
@@ -83,19 +85,19 @@ def test_a_screenshot_of_the_page_is_not_blank(page, tmp_path):
 
 
 def png_bytes(path):
-    """The raw bytes of a PNG's pixels, filters and all: enough to see that they vary."""
-    content, place, packed = path.read_bytes(), 8, b""
-    while place < len(content):
-        (size,) = struct.unpack(">I", content[place : place + 4])
-        if content[place + 4 : place + 8] == b"IDAT":
-            packed += content[place + 8 : place + 8 + size]
-        place += 12 + size
-    return zlib.decompress(packed)
+    """The decompressed bytes of a PNG's pixels, still filtered, to check that they vary."""
+    content, offset, compressed = path.read_bytes(), 8, b""
+    while offset < len(content):
+        (size,) = struct.unpack(">I", content[offset : offset + 4])
+        if content[offset + 4 : offset + 8] == b"IDAT":
+            compressed += content[offset + 8 : offset + 8 + size]
+        offset += 12 + size
+    return zlib.decompress(compressed)
 
 
-def test_the_page_needs_nothing_from_outside(page):
+def test_the_page_refers_to_no_other_file(page):
     text = page.read_text()
     assert not re.findall(r"""(?:src|href)=["'](?!data:|#)""", text)
-    assert text.count("data:image/svg+xml;base64,") == len(MODULES)
+    assert text.count("data:image/svg+xml;base64,") == len(EXPERIMENTS)
     for word in ("expected", "holds", "config_hash", "Settings", "as published"):
         assert word in text

@@ -1,4 +1,4 @@
-"""MNIST in miniature: files of its names and format, with few images and their own checksums."""
+"""A small MNIST: files with its names and format, few images, and matching checksums."""
 
 import gzip
 import hashlib
@@ -11,15 +11,16 @@ NAMES = tuple(data.FILES)
 COUNTS = {"train": 3, "t10k": 2}
 
 
-def idx(name):
-    """A file of the true format with few images of 28 by 28, its pixels a running count."""
+def idx_file(name):
+    """A file of MNIST's format with few images of 28×28, whose pixels count up from 0."""
     count = COUNTS[name.split("-")[0]]
     sizes = (count, 28, 28) if "images" in name else (count,)
     values = bytes(i % 251 for i in range(count * (784 if "images" in name else 1)))
     return bytes([0, 0, 8, len(sizes)]) + b"".join(s.to_bytes(4, "big") for s in sizes) + values
 
 
-PLAIN = {name: idx(name) for name in NAMES}
+PLAIN = {name: idx_file(name) for name in NAMES}
+"""The unzipped content of every file."""
 
 
 def checksums(contents):
@@ -27,7 +28,7 @@ def checksums(contents):
 
 
 def isolate(tmp_path, monkeypatch):
-    """Expect these files; offer no mirror, no npm, and an empty cache."""
+    """Make `data` expect these files, with no mirror, no npm and an empty cache."""
     (tmp_path / "bin").mkdir()
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -36,21 +37,21 @@ def isolate(tmp_path, monkeypatch):
     monkeypatch.setattr(data, "MIRRORS", ())
 
 
-def put(folder, contents=PLAIN, *, zipped=False):
+def write_files(folder, contents=PLAIN, *, zipped=False):
     folder.mkdir(parents=True, exist_ok=True)
     for name, content in contents.items():
         path = folder / (f"{name}.gz" if zipped else name)
         path.write_bytes(gzip.compress(content) if zipped else content)
 
 
-def files(folder):
-    """All that lies below a folder, hidden files too, with its content."""
+def read_files(folder):
+    """The content of every file below a folder, including hidden files, by its name."""
     return {path.name: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def assert_whole(found):
+def assert_complete(mnist):
     for kind, prefix in (("train", "train"), ("test", "t10k")):
-        images, labels = getattr(found, f"{kind}_images"), getattr(found, f"{kind}_labels")
+        images, labels = getattr(mnist, f"{kind}_images"), getattr(mnist, f"{kind}_labels")
         assert images.dtype == torch.uint8
         assert labels.dtype == torch.int64
         assert images.shape == (COUNTS[prefix], 28, 28)
@@ -65,3 +66,4 @@ DAMAGED = {
     "cut": (gzip.compress(PLAIN[NAMES[0]])[:-9], True, "cannot be unzipped"),
     "another": (gzip.compress(b"another file"), True, "has sha256"),
 }
+"""Damaged contents of the first file, whether its name ends in .gz, and words of the error."""

@@ -1,18 +1,19 @@
-"""Scores where the design is itself a mean over the examples: derivatives by example weights."""
+"""Scores where columns of the design are means over the examples: derivatives by their weights."""
 
 import pytest
 import torch
-from support.problems import random_data, tanh_mlp
+from support.models import random_data, tanh_mlp
+from support.scoring import fit_and_score, fit_endpoint, strengths_of
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 import tacit
-from tacit import Objective, fit
-from tacit.uncertainty.scores import score_examples
+from tacit import InputError, Objective, score_examples
+from tacit.regularizers import explicit_dropout, gradient_norm
 
 
-def dropping(seed, *, norm=False, outputs=1):
+def dropout_network(seed, *, norm=False, outputs=1):
     torch.manual_seed(seed)
     middle = [nn.LayerNorm(7)] if norm else []
     return nn.Sequential(
@@ -21,154 +22,165 @@ def dropping(seed, *, norm=False, outputs=1):
     ).double()  # fmt: skip
 
 
-def strengths(found):
-    return torch.tensor(list(found.strengths.values()), dtype=torch.float64)
+def assert_scores_are_derivatives(fit_with_weights, scores, weights, examples, *, step, tolerance):
+    """Compare ψ_i/Σw with central differences of λ̂ by the weight of example i."""
+    scale = scores.values.abs().max(0).values / weights.sum()
+    for i in examples:
+        change = torch.zeros_like(weights)
+        change[i] = step
+        ahead = strengths_of(fit_with_weights(weights + change))
+        behind = strengths_of(fit_with_weights(weights - change))
+        derivative = (ahead - behind) / (2 * step)
+        error = (derivative - scores.values[i] / weights.sum()).abs() / scale
+        assert error.max() < tolerance
 
 
-FAMILIES = {
-    "gradient_norm": lambda o: [tacit.l2(), tacit.regularizers.gradient_norm(o)],
-    "gradient_norm in scope": lambda o: [
-        tacit.l2(),
-        tacit.regularizers.gradient_norm(o, scope="*.weight"),
-    ],
-    "explicit_dropout": lambda o: [tacit.l2(), tacit.regularizers.explicit_dropout(o)],
-    "by layer": lambda o: [
-        tacit.regularizers.explicit_dropout(o, by_layer=True, scope="*.weight"),
-        tacit.l2(),
-    ],
-    "sampled": lambda o: [tacit.l2(), tacit.regularizers.explicit_dropout(o, samples=2)],
-    "both": lambda o: [
-        tacit.regularizers.gradient_norm(o),
-        tacit.regularizers.explicit_dropout(o),
-        tacit.smooth_l1(0.1),
-    ],
+REGULARIZERS = {
+    "gradient_norm": lambda o: [tacit.l2(), gradient_norm(o)],
+    "gradient_norm in scope": lambda o: [tacit.l2(), gradient_norm(o, scope="*.weight")],
+    "explicit_dropout": lambda o: [tacit.l2(), explicit_dropout(o)],
+    "by layer": lambda o: [explicit_dropout(o, by_layer=True, scope="*.weight"), tacit.l2()],
+    "sampled": lambda o: [tacit.l2(), explicit_dropout(o, samples=2)],
+    "both": lambda o: [gradient_norm(o), explicit_dropout(o), tacit.smooth_l1(0.1)],
 }
 
 
-@pytest.mark.parametrize("known", [False, True])
+@pytest.mark.parametrize("has_known", [False, True])
 @pytest.mark.parametrize("norm", [False, True])
-@pytest.mark.parametrize("name", FAMILIES)
-def test_scores_are_derivatives_by_the_weights_of_examples(name, norm, known):
-    model, data = dropping(0, norm=norm), random_data(0, count=12)
+@pytest.mark.parametrize("name", REGULARIZERS)
+def test_scores_are_derivatives_by_the_weights_of_examples(name, norm, has_known):
+    model, data = dropout_network(0, norm=norm), random_data(0, count=12)
     generator = torch.Generator().manual_seed(1)
     weights = 0.5 + torch.rand(12, generator=generator, dtype=torch.float64)
 
-    def solve(weights):
+    def setting(weights):
         objective = Objective(model, F.mse_loss, data, weights=weights, batch_size=5)
-        families = FAMILIES[name](objective)
-        also = {tacit.regularizers.gradient_norm(objective, name="known"): 0.05} if known else None
-        equations = tacit.endpoint_equations(objective, families, known=also)
-        return fit(equations), objective, families, also
+        known = {gradient_norm(objective, name="known"): 0.05} if has_known else None
+        return objective, REGULARIZERS[name](objective), known
 
-    found, objective, families, also = solve(weights)
-    scores = score_examples(found, objective, families, known=also)
+    def fit_with_weights(weights):
+        objective, regularizers, known = setting(weights)
+        return fit_endpoint(objective, regularizers, known=known)
+
+    objective, regularizers, known = setting(weights)
+    _, scores = fit_and_score(objective, regularizers, known=known)
     assert scores.notes == ()
-    for i in (0, 7):
-        step = 1e-4
-        ahead, behind = (
-            strengths(solve(weights + s * step * torch.eye(12, dtype=torch.float64)[i])[0])
-            for s in (1, -1)
-        )
-        slope = (ahead - behind) / (2 * step)
-        expected = scores.values[i] / weights.sum()
-        scale = scores.values.abs().max(0).values / weights.sum()
-        assert ((slope - expected).abs() / scale).max() < 1e-6
+    assert scores.design_varies
+    assert_scores_are_derivatives(
+        fit_with_weights, scores, weights, (0, 7), step=1e-4, tolerance=1e-6
+    )
 
 
 @pytest.mark.parametrize("name", ["gradient_norm", "explicit_dropout"])
-def test_leaving_one_out_agrees_with_refits_to_one_part_in_n(name):
-    apart = []
+def test_leaving_one_out_agrees_with_refits_to_first_order_in_one_over_n(name):
+    errors = []
     for count in (40, 320):
-        model, (X, y) = dropping(1), random_data(1, count=count)
+        model, (X, y) = dropout_network(1), random_data(1, count=count)
         objective = Objective(model, F.mse_loss, (X, y))
-        families = FAMILIES[name](objective)
-        found = fit(tacit.endpoint_equations(objective, families))
-        scores = score_examples(found, objective, families)
-        moves, refits = scores.leave_one_out() - strengths(found), []
+        fit, scores = fit_and_score(objective, REGULARIZERS[name](objective))
+        changes, refitted = scores.leave_one_out() - strengths_of(fit), []
         for i in range(10):
-            kept = torch.arange(count) != i
-            part = Objective(model, F.mse_loss, (X[kept], y[kept]))
-            equations = tacit.endpoint_equations(part, FAMILIES[name](part))
-            refits.append(strengths(fit(equations)) - strengths(found))
-        apart.append(float((moves[:10] - torch.stack(refits)).norm() / moves[:10].norm()))
-    assert apart[0] < 0.3
-    assert apart[1] < apart[0] / 4
+            others = torch.arange(count) != i
+            part = Objective(model, F.mse_loss, (X[others], y[others]))
+            refit = fit_endpoint(part, REGULARIZERS[name](part))
+            refitted.append(strengths_of(refit) - strengths_of(fit))
+        error = (changes[:10] - torch.stack(refitted)).norm() / changes[:10].norm()
+        errors.append(float(error))
+    assert errors[0] < 0.3
+    assert errors[1] < errors[0] / 4
 
 
 @pytest.mark.parametrize("loss", [F.mse_loss, F.smooth_l1_loss])
-def test_difference_equations_and_several_outputs(loss):
-    model, data = dropping(2, outputs=3), random_data(2, count=10, outputs=3)
+def test_difference_equations_with_several_outputs_are_scored(loss):
+    model, data = dropout_network(2, outputs=3), random_data(2, count=10, outputs=3)
 
-    def solve(weights):
-        technique = Objective(
-            model, loss, data, weights=weights, training=True, draws=4, batch_size=4
-        )
-        plain = Objective(model, loss, data, weights=weights, batch_size=4)
-        families = [tacit.regularizers.explicit_dropout(plain), tacit.l2()]
-        equations = tacit.difference_equations(technique, plain, families, groups=2)
-        return fit(equations), technique, plain, families
+    def setting(weights):
+        options = {"weights": weights, "batch_size": 4}
+        technique = Objective(model, loss, data, training=True, draws=4, **options)
+        plain = Objective(model, loss, data, **options)
+        return technique, plain, [explicit_dropout(plain), tacit.l2()]
+
+    def fit_with_weights(weights):
+        return tacit.fit(tacit.difference_equations(*setting(weights), groups=2))
 
     weights = torch.linspace(0.5, 1.5, 10).double()
-    found, technique, plain, families = solve(weights)
-    scores = score_examples(found, technique, families, plain=plain)
-    step = 1e-4 * torch.eye(10, dtype=torch.float64)[3]
-    slope = (strengths(solve(weights + step)[0]) - strengths(solve(weights - step)[0])) / 2e-4
-    scale = scores.values.abs().max(0).values / weights.sum()
-    assert ((slope - scores.values[3] / weights.sum()).abs() / scale).max() < 1e-6
+    technique, plain, regularizers = setting(weights)
+    scores = score_examples(fit_with_weights(weights), technique, regularizers, plain=plain)
+    assert_scores_are_derivatives(fit_with_weights, scores, weights, [3], step=1e-4, tolerance=1e-6)
 
 
-def test_other_data_and_lost_rank_hold_the_design_fixed_and_say_so():
-    model, (X, y) = dropping(3), random_data(3, count=30)
+def test_unequal_groups_of_draws_score_the_target_that_was_fitted():
+    data = random_data(5, count=12, outputs=2)
+    torch.manual_seed(2)
+    model = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Dropout(0.4), nn.Linear(4, 2)).double()
+
+    def setting(weights):
+        plain = Objective(model, F.mse_loss, data, weights=weights)
+        options = {"training": True, "draws": 9, "seed": 1, "weights": weights}
+        technique = Objective(model, F.mse_loss, data, **options)
+        return technique, plain, [tacit.l2(), explicit_dropout(plain)]
+
+    def fit_with_weights(weights):
+        return tacit.fit(tacit.difference_equations(*setting(weights)))
+
+    ones = torch.ones(12).double()
+    technique, plain, regularizers = setting(ones)
+    scores = score_examples(fit_with_weights(ones), technique, regularizers, plain=plain)
+    step = 1e-5
+    for i in (0, 7):
+        change = step * torch.eye(12, dtype=torch.float64)[i]
+        ahead, behind = fit_with_weights(ones + change), fit_with_weights(ones - change)
+        derivative = (strengths_of(ahead) - strengths_of(behind)) / (2 * step)
+        torch.testing.assert_close(scores.values[i] / 12, derivative, rtol=1e-4, atol=1e-8)
+
+
+def test_columns_of_other_data_and_undetermined_strengths_are_treated_as_fixed_with_a_note():
+    model, (X, y) = dropout_network(3), random_data(3, count=30)
     objective, other = (Objective(model, F.mse_loss, (X[:n], y[:n])) for n in (30, 20))
-    families = [tacit.l2(), tacit.regularizers.gradient_norm(other)]
-    found = fit(tacit.endpoint_equations(objective, families))
-    scores = score_examples(found, objective, families)
-    assert "columns of gradient_norm held fixed" in scores.error_bars().basis
+    regularizers = [tacit.l2(), gradient_norm(other)]
+    fit, scores = fit_and_score(objective, regularizers)
+    assert "columns of gradient_norm treated as fixed" in scores.error_bars().basis
+    assert not scores.design_varies
     part = Objective(model, F.mse_loss, (X[:12], y[:12]))
-    expected = strengths(fit(tacit.endpoint_equations(part, families)))
-    torch.testing.assert_close(strengths(found) + scores.values[:12].mean(0), expected)
-    families = [
-        tacit.regularizers.gradient_norm(objective),
-        tacit.regularizers.gradient_norm(objective, name="again"),
-    ]
-    found = fit(tacit.endpoint_equations(objective, families))
-    assert len(score_examples(found, objective, families).notes) == 2
+    expected = strengths_of(fit_endpoint(part, regularizers))
+    torch.testing.assert_close(strengths_of(fit) + scores.values[:12].mean(0), expected)
+    twice = [gradient_norm(objective), gradient_norm(objective, name="again")]
+    _, scores = fit_and_score(objective, twice)
+    assert len(scores.notes) == 2
 
 
 def test_the_same_tensors_in_another_objective_are_the_same_data():
     model, (X, y) = tanh_mlp(4), random_data(4, count=30)
     objective, again = (Objective(model, F.mse_loss, (X, y)) for _ in range(2))
-    found, values = [], []
-    for read in (objective, again):
-        families = [tacit.l2(), tacit.regularizers.gradient_norm(read)]
-        found.append(fit(tacit.endpoint_equations(objective, families)))
-        values.append(score_examples(found[-1], objective, families).values)
+    values = [
+        fit_and_score(objective, [tacit.l2(), gradient_norm(source)])[1].values
+        for source in (objective, again)
+    ]
     torch.testing.assert_close(*values)
 
 
-def test_passes_over_a_shuffling_loader_are_paired():
+def test_several_passes_over_a_shuffling_loader_see_examples_in_the_same_order():
     model, data = tanh_mlp(5), random_data(5, count=30)
     loader = DataLoader(TensorDataset(*data), batch_size=8, shuffle=True)
-    shuffled, plain = (Objective(model, F.mse_loss, given) for given in (loader, data))
     covariances = []
-    for objective in (shuffled, plain):
-        families = [tacit.l2(), tacit.regularizers.gradient_norm(objective)]
-        found = fit(tacit.endpoint_equations(objective, families))
-        scores = score_examples(found, objective, families)
+    for source in (loader, data):
+        objective = Objective(model, F.mse_loss, source)
+        _, scores = fit_and_score(objective, [tacit.l2(), gradient_norm(objective)])
         covariances.append(scores.error_bars().covariance)
     torch.testing.assert_close(*covariances, rtol=1e-8, atol=0)
 
-    class Restless:
-        def __init__(self):
-            self.passes = 0
+
+def test_data_in_another_order_in_every_pass_is_refused():
+    model, data = tanh_mlp(5), random_data(5, count=30)
+
+    class Reordered:
+        passes = 0
 
         def __iter__(self):
             self.passes += 1
             order = torch.randperm(30, generator=torch.Generator().manual_seed(self.passes))
             return iter([tuple(t[order] for t in data)])
 
-    restless = Objective(model, F.mse_loss, Restless())
-    families = [tacit.l2(), tacit.regularizers.gradient_norm(restless)]
-    found = fit(tacit.endpoint_equations(restless, families))
-    with pytest.raises(tacit.InputError, match="another order at every pass"):
-        score_examples(found, restless, families)
+    objective = Objective(model, F.mse_loss, Reordered())
+    with pytest.raises(InputError, match="does not shuffle"):
+        fit_and_score(objective, [tacit.l2(), gradient_norm(objective)])

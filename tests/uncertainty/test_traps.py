@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from support.problems import random_data, tanh_mlp
+from support.models import random_data, tanh_mlp
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
@@ -122,7 +122,7 @@ def test_epochs_beside_an_endpoint_keep_their_allowance():
     torch.manual_seed(0)
     model = nn.Linear(5, 1).double()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, weight_decay=0.2)
-    watch = tacit.average_epochs(model, optimizer, kept=6)
+    watch = tacit.average_epochs(model, optimizer, epochs=6)
     for _ in range(40):
         for rows in torch.randperm(64).split(8):
             optimizer.zero_grad()

@@ -1,4 +1,4 @@
-"""Retraining with the estimated penalty: what comes back, against a control, and what is said."""
+"""Retraining with the estimated penalty: recovery relative to a control, and its problems."""
 
 import json
 import math
@@ -6,26 +6,26 @@ from copy import deepcopy
 
 import pytest
 import torch
-from support.problems import elastic_net, load, minimise, params_of, random_data, tanh_mlp
+from support.models import elastic_net, load, minimise, params_of, random_data, tanh_mlp
 from torch import nn
 from torch.nn import functional as F
 
 import tacit
 from tacit.validation import validate
 from tacit.validation.certificate import certify_least_squares
-from tacit.validation.minimising import minimise as retrain
-from tacit.validation.penalised import Penalised, no_penalty, penalty
+from tacit.validation.minimising import minimise as builtin_minimise
+from tacit.validation.penalised import PenalisedObjective, penalty
 
 
-def descent(X, y, *, steps, size=0.05):
-    """θ += (η/n) Xᵀ(y − Xθ) from zero: stopped early."""
+def gradient_descent(X, y, *, steps, step_size=0.05):
+    """θ += (η/n) Xᵀ(y − Xθ) from zero, for a number of steps."""
     theta = torch.zeros(X.shape[1], dtype=X.dtype)
     for _ in range(steps):
-        theta = theta + size * X.T @ (y[:, 0] - X @ theta) / len(X)
+        theta = theta + step_size * X.T @ (y[:, 0] - X @ theta) / len(X)
     return theta
 
 
-def linear(theta, X, y):
+def linear_objective(theta, X, y):
     model = nn.Linear(len(theta), 1, bias=False).double()
     load(model, {"weight": theta[None]})
     return tacit.Objective(model, F.mse_loss, (X, y))
@@ -33,60 +33,60 @@ def linear(theta, X, y):
 
 def early_stopped(seed, steps):
     X, y = random_data(seed, inputs=6, noise=1.0)
-    objective = linear(descent(X, y, steps=steps), X, y)
+    objective = linear_objective(gradient_descent(X, y, steps=steps), X, y)
     fit = tacit.fit(tacit.endpoint_equations(objective, [tacit.regularizers.diagonal()]))
     return X, y, objective, fit
 
 
-def kinds(found):
-    return {problem.kind for problem in found.problems}
+def problem_kinds(validation):
+    return {problem.kind for problem in validation.problems}
 
 
-def test_a_diagonal_from_one_stopped_endpoint_brings_it_back_wherever_it_can():
+def test_a_diagonal_from_one_early_stopped_endpoint_recovers_it_wherever_a_minimum_exists():
     verdicts = []
     for seed in range(12):
         X, y, objective, fit = early_stopped(seed, steps=3 + 4 * seed)
-        found = validate(
+        validation = validate(
             fit, objective, [tacit.regularizers.diagonal()], start={"weight": torch.zeros(1, 6)}
         )
         theta = objective.params["weight"].flatten()
         exact = certify_least_squares(X, y, fit.matrix(), params=theta)
         verdicts.append(exact.verdict)
-        assert found.certificate is not None
-        assert found.certificate.verdict == exact.verdict
+        assert validation.certificate is not None
+        assert validation.certificate.verdict == exact.verdict
         if exact.verdict == "strongly convex":
-            assert found.penalised.relative_distance < 1e-12
+            assert validation.penalised.relative_distance < 1e-12
             assert exact.distance < 1e-12
-            assert found.recovered > 1 - 1e-10
-            assert found.recovered_predictions > 1 - 1e-10
-            assert not found.problems
+            assert validation.recovered > 1 - 1e-10
+            assert validation.recovered_predictions > 1 - 1e-10
+            assert not validation.problems
         else:
-            assert "unbounded" in kinds(found)
-            assert found.recovered == -math.inf
+            assert "unbounded" in problem_kinds(validation)
+            assert validation.recovered == -math.inf
     assert {"strongly convex", "unbounded"} == set(verdicts)
 
 
-def test_the_control_is_the_unregularised_optimum():
+def test_the_control_is_the_optimum_without_regularization():
     X, y, objective, fit = early_stopped(1, steps=7)
-    found = validate(
+    validation = validate(
         fit, objective, [tacit.regularizers.diagonal()], start={"weight": torch.zeros(1, 6)}
     )
     best = torch.linalg.lstsq(X, y).solution[:, 0]
     theta = objective.params["weight"].flatten()
-    assert found.control.distance == pytest.approx(float((best - theta).norm()), rel=1e-10)
-    assert found.control.cosine == pytest.approx(float(F.cosine_similarity(best, theta, 0)))
+    assert validation.control.distance == pytest.approx(float((best - theta).norm()), rel=1e-10)
+    assert validation.control.cosine == pytest.approx(float(F.cosine_similarity(best, theta, 0)))
     error = (X @ (best - theta)).norm() / (X @ theta).norm()
-    assert found.control.prediction_error == pytest.approx(float(error), rel=1e-9)
-    assert found.control.agreement is None
+    assert validation.control.prediction_error == pytest.approx(float(error), rel=1e-9)
+    assert validation.control.agreement is None
     gap = (y[:, 0] - X @ best).square().mean() - (y[:, 0] - X @ theta).square().mean()
-    assert found.control.loss_difference == pytest.approx(float(gap), rel=1e-9)
-    assert found.control.stationarity < 1e-13
+    assert validation.control.loss_difference == pytest.approx(float(gap), rel=1e-9)
+    assert validation.control.final_gradient_norm < 1e-13
 
 
 @pytest.fixture(scope="module")
-def elastic():
+def elastic_net_fit():
     """A tanh network trained with an elastic net, its initialisation and its fit."""
-    # A network as the teacher: of a linear one, the loss alone has its optimum at infinity.
+    # The teacher is a network: with a linear teacher the loss has its optimum at infinity.
     X, noise = random_data(21, count=200)
     teacher = tanh_mlp(22, sizes=(5, 4, 1))
     data = (X, 3 * teacher(X).detach() + 0.1 * noise.sin())
@@ -94,70 +94,67 @@ def elastic():
     start = params_of(model)
     penalties = elastic_net()
     objective = tacit.Objective(model, F.mse_loss, data)
-    trained = retrain(Penalised(objective, _sum(penalties)), _flat(start))
-    load(model, Penalised(objective, no_penalty).unflat(trained.theta))
+    function = PenalisedObjective(objective, penalty_of(penalties))
+    minimum = builtin_minimise(function, function.flatten(start))
+    load(model, function.unflatten(minimum.theta))
     fit = tacit.fit(tacit.endpoint_equations(objective, list(penalties)))
     return objective, list(penalties), fit, start
 
 
-def _sum(penalties):
+def penalty_of(penalties):
     return penalty(list(penalties), {r.name: s for r, s in penalties.items()})
 
 
-def _flat(params):
-    return torch.cat([p.flatten() for p in params.values()])
-
-
-def test_an_elastic_net_is_recovered_from_the_same_initialisation(elastic):
-    objective, regularizers, fit, start = elastic
+def test_an_elastic_net_is_recovered_from_the_same_initialisation(elastic_net_fit):
+    objective, regularizers, fit, start = elastic_net_fit
     assert fit.strengths["l2"] == pytest.approx(2e-2, rel=1e-6)
-    found = validate(fit, objective, regularizers, start=start)
-    assert found.penalised.relative_distance < 1e-6
-    assert found.control.relative_distance > 0.1
-    assert found.recovered > 0.999
-    assert found.recovered_predictions > 0.999
-    assert found.certificate is not None
-    assert found.certificate.verdict == "locally unique"
-    assert not found.problems
+    validation = validate(fit, objective, regularizers, start=start)
+    assert validation.penalised.relative_distance < 1e-6
+    assert validation.control.relative_distance > 0.1
+    assert validation.recovered > 0.999
+    assert validation.recovered_predictions > 0.999
+    assert validation.certificate is not None
+    assert validation.certificate.verdict == "locally unique"
+    assert not validation.problems
 
 
-def test_a_wrong_penalty_does_not_recover(elastic):
-    objective, regularizers, fit, start = elastic
+def test_a_wrong_penalty_does_not_recover(elastic_net_fit):
+    objective, regularizers, fit, start = elastic_net_fit
     wrong = {name: 20 * strength for name, strength in fit.strengths.items()}
-    found = validate(wrong, objective, regularizers, start=start)
-    assert found.penalised.relative_distance > 0.1
-    assert "not a minimum" in kinds(found)
+    validation = validate(wrong, objective, regularizers, start=start)
+    assert validation.penalised.relative_distance > 0.1
+    assert "not a minimum" in problem_kinds(validation)
 
 
-def test_starting_at_the_weights_themselves_is_said_to_be_local(elastic):
-    objective, regularizers, fit, _ = elastic
-    found = validate(fit, objective, regularizers)
-    assert kinds(found) == {"local"}
-    assert found.penalised.relative_distance < 1e-8
+def test_starting_at_the_trained_weights_is_reported_as_local(elastic_net_fit):
+    objective, regularizers, fit, _ = elastic_net_fit
+    validation = validate(fit, objective, regularizers)
+    assert problem_kinds(validation) == {"local"}
+    assert validation.penalised.relative_distance < 1e-8
 
 
-def test_the_summary_and_the_plain_values_tell_the_same(elastic):
-    objective, regularizers, fit, start = elastic
-    found = validate(fit, objective, regularizers, start=start)
-    text = str(found)
+def test_the_summary_and_the_plain_values_agree_with_the_result(elastic_net_fit):
+    objective, regularizers, fit, start = elastic_net_fit
+    validation = validate(fit, objective, regularizers, start=start)
+    text = str(validation)
     for words in ("with the penalty", "control", "recovered", "locally unique", "l2 = 0.02"):
         assert words in text
     assert "No problems found." in text
     assert max(map(len, text.splitlines())) <= 88
-    plain = json.loads(json.dumps(found.to_dict(), allow_nan=False))
-    assert plain["recovered"] == found.recovered
-    assert plain["penalised"]["distance"] == found.penalised.distance
+    plain = json.loads(json.dumps(validation.to_dict(), allow_nan=False))
+    assert plain["recovered"] == validation.recovered
+    assert plain["penalised"]["distance"] == validation.penalised.distance
     assert plain["certificate"]["verdict"] == "locally unique"
 
 
-def test_what_is_not_finite_is_plain_and_printable():
+def test_values_that_are_not_finite_are_printable_and_become_none_in_json():
     X, y = random_data(3)
-    objective = linear(torch.ones(5, dtype=torch.float64), X, y)
-    found = validate({"l2": -20.0}, objective, [tacit.l2()])
-    assert {"unbounded"} <= kinds(found)
-    assert found.penalised.distance == math.inf
-    assert "−∞" in found.summary()
-    assert json.loads(json.dumps(found.to_dict(), allow_nan=False))["recovered"] is None
+    objective = linear_objective(torch.ones(5, dtype=torch.float64), X, y)
+    validation = validate({"l2": -20.0}, objective, [tacit.l2()])
+    assert {"unbounded"} <= problem_kinds(validation)
+    assert validation.penalised.distance == math.inf
+    assert "−∞" in validation.summary()
+    assert json.loads(json.dumps(validation.to_dict(), allow_nan=False))["recovered"] is None
 
 
 def classifier(seed):
@@ -170,7 +167,7 @@ def classifier(seed):
     return X, y, model
 
 
-def test_classes_are_compared_by_agreement_whatever_the_order_of_a_loader():
+def test_classes_are_compared_by_agreement_with_tensors_and_with_a_shuffling_loader():
     X, y, model = classifier(5)
     fit = tacit.estimate(model, F.cross_entropy, (X, y), [tacit.l2()])
     start = {n: torch.zeros_like(p) for n, p in params_of(model).items()}
@@ -178,145 +175,149 @@ def test_classes_are_compared_by_agreement_whatever_the_order_of_a_loader():
     loader = torch.utils.data.DataLoader(dataset, batch_size=16, shuffle=True)
     for data in ((X, y), loader):
         objective = tacit.Objective(model, F.cross_entropy, data)
-        found = validate(fit, objective, [tacit.l2()], start=start)
-        assert found.penalised.agreement == 1
-        assert found.penalised.prediction_error < 1e-9
-        assert found.recovered > 1 - 1e-9
+        validation = validate(fit, objective, [tacit.l2()], start=start)
+        assert validation.penalised.agreement == 1
+        assert validation.penalised.prediction_error < 1e-9
+        assert validation.recovered > 1 - 1e-9
         control = nn.Linear(4, 3).double()
         load(control, params_of(model))
         minimise(control, F.cross_entropy, (X, y), {tacit.l2(): 0.0}, tolerance=math.inf)
         expected = (control(X).argmax(1) == model(X).argmax(1)).double().mean()
-        assert found.control.agreement == pytest.approx(float(expected))
-        assert found.control.agreement < 1
+        assert validation.control.agreement == pytest.approx(float(expected))
+        assert validation.control.agreement < 1
 
 
-def test_labels_and_outputs_can_be_given_for_a_batch_loss():
+def test_a_batch_loss_needs_outputs_which_may_be_labels():
     X, y, model = classifier(6)
     objective = tacit.Objective.from_batch_loss(
         model, lambda m, b: F.cross_entropy(m(b["x"]), b["y"], reduction="none"), {"x": X, "y": y}
     )
     with pytest.raises(tacit.InputError, match="outputs="):
         validate({"l2": 0.1}, objective, [tacit.l2()])
-    found = validate(
+    validation = validate(
         {"l2": 0.1},
         objective,
         [tacit.l2()],
         outputs=lambda p: torch.func.functional_call(model, p, (X,)).argmax(1),
     )
-    assert found.penalised.prediction_error is None
-    assert found.penalised.agreement == 1
-    assert found.recovered_predictions == pytest.approx(1)
+    assert validation.penalised.prediction_error is None
+    assert validation.penalised.agreement == 1
+    assert validation.recovered_predictions == pytest.approx(1)
 
 
-def test_a_given_loop_is_used_for_both_models_and_the_model_is_put_back():
+def test_a_custom_loop_trains_both_models_and_the_model_is_restored():
     X, y = random_data(7)
     matrix = X.T @ X / len(X) + 0.5 * torch.eye(5).double()
     theta = torch.linalg.solve(matrix, X.T @ y[:, 0] / len(X))
-    objective = linear(theta, X, y)
+    objective = linear_objective(theta, X, y)
     before = deepcopy(objective.model.state_dict())
-    calls = []
+    initial_penalties = []
 
-    def train(added):
+    def train(penalty):
         model = objective.model  # trained in place, as loops do
-        calls.append(added(dict(model.named_parameters())).item())
+        initial_penalties.append(penalty(dict(model.named_parameters())).item())
         nn.init.zeros_(model.weight)
         for _ in range(400):
             model.zero_grad()
-            total = F.mse_loss(model(X), y) + added(dict(model.named_parameters()))
+            total = F.mse_loss(model(X), y) + penalty(dict(model.named_parameters()))
             total.backward()
             model.weight.data -= 0.1 * model.weight.grad
         return dict(model.named_parameters())
 
-    found = validate({"l2": 0.5}, objective, [tacit.l2()], train=train)
-    assert calls == pytest.approx([0.5 * float(theta @ theta), 0])
-    assert found.trainer == "the given loop"
-    assert found.penalised.relative_distance < 1e-9
+    validation = validate({"l2": 0.5}, objective, [tacit.l2()], train=train)
+    assert initial_penalties == pytest.approx([0.5 * float(theta @ theta), 0])
+    assert validation.trainer == "your training loop"
+    assert validation.penalised.relative_distance < 1e-9
     best = torch.linalg.lstsq(X, y).solution[:, 0]
-    assert found.control.distance == pytest.approx(float((best - theta).norm()), rel=1e-6)
+    assert validation.control.distance == pytest.approx(float((best - theta).norm()), rel=1e-6)
     assert torch.equal(objective.model.weight, before["weight"])
     assert objective.model.weight.grad is None
 
 
-def test_a_loop_that_stops_short_is_called_unfinished():
+def test_a_loop_that_stops_early_is_reported_as_unfinished():
     X, y = random_data(8)
-    objective = linear(torch.ones(5, dtype=torch.float64), X, y)
-    found = validate(
+    objective = linear_objective(torch.ones(5, dtype=torch.float64), X, y)
+    validation = validate(
         {"l2": 0.5}, objective, [tacit.l2()], train=lambda _: {"weight": torch.full((1, 5), 0.9)}
     )
-    assert "unfinished" in kinds(found)
+    assert "unfinished" in problem_kinds(validation)
 
 
-def test_an_optimum_of_the_loss_alone_has_nothing_to_recover():
+def test_an_optimum_of_the_loss_itself_has_nothing_to_recover():
     X, y = random_data(9)
-    objective = linear(torch.linalg.lstsq(X, y).solution[:, 0], X, y)
-    found = validate({"l2": 0.0}, objective, [tacit.l2()])
-    assert "nothing to recover" in kinds(found)
+    objective = linear_objective(torch.linalg.lstsq(X, y).solution[:, 0], X, y)
+    validation = validate({"l2": 0.0}, objective, [tacit.l2()])
+    assert "nothing to recover" in problem_kinds(validation)
 
 
-def test_the_control_keeps_the_known_penalties():
+def test_the_control_retains_the_known_penalties():
     X, y = random_data(10)
     eye = torch.eye(5).double()
     ridge, extra = tacit.l2(), tacit.regularizers.distance_to({"weight": torch.ones(1, 5).double()})
     A, b = X.T @ X / len(X), X.T @ y[:, 0] / len(X)
     theta = torch.linalg.solve(A + 0.7 * eye, b + 0.4 * torch.ones(5).double())
-    objective = linear(theta, X, y)
+    objective = linear_objective(theta, X, y)
     fit = tacit.fit(tacit.endpoint_equations(objective, [extra], known={ridge: 0.3}))
     assert fit.strengths["distance_to"] == pytest.approx(0.4)
-    found = validate(fit, objective, [extra, ridge])
+    validation = validate(fit, objective, [extra, ridge])
     without = torch.linalg.solve(A + 0.3 * eye, b)
-    assert found.penalised.relative_distance < 1e-12
-    assert found.control.distance == pytest.approx(float((without - theta).norm()), rel=1e-9)
+    assert validation.penalised.relative_distance < 1e-12
+    assert validation.control.distance == pytest.approx(float((without - theta).norm()), rel=1e-9)
 
 
 def test_a_penalty_without_hessian_is_validated_without_a_certificate():
     X, y = random_data(11)
-    objective = linear(torch.full((5,), 0.1, dtype=torch.float64), X, y)
-    found = validate(
+    objective = linear_objective(torch.full((5,), 0.1, dtype=torch.float64), X, y)
+    validation = validate(
         {"gradient_norm": 0.05}, objective, [tacit.regularizers.gradient_norm(objective)]
     )
-    assert found.certificate is None
-    assert "no certificate" in kinds(found)
+    assert validation.certificate is None
+    assert "no certificate" in problem_kinds(validation)
 
 
-def test_the_trainer_leaves_a_saddle_on_which_it_starts():
+def test_the_built_in_trainer_leaves_a_saddle_at_which_it_starts():
     X, y = random_data(12)
     model = tanh_mlp(12, sizes=(5, 3, 1))
     objective = tacit.Objective(model, F.mse_loss, (X, y))
     saddle = {n: torch.zeros_like(p) for n, p in objective.params.items()}
     saddle["2.bias"] = y.mean().reshape(1)
-    function = Penalised(objective, _sum({tacit.l2(): 1e-2}))
-    found = retrain(function, function.flat(saddle))
-    assert found.slope.norm() < 1e-12
-    assert torch.linalg.eigvalsh(function.hessian(found.theta))[0] > 0
-    assert function.value_and_gradient(found.theta)[0] < 0.5 * objective.value(saddle)
+    function = PenalisedObjective(objective, penalty_of({tacit.l2(): 1e-2}))
+    minimum = builtin_minimise(function, function.flatten(saddle))
+    assert minimum.gradient.norm() < 1e-12
+    assert torch.linalg.eigvalsh(function.hessian(minimum.theta))[0] > 0
+    assert function.value_and_gradient(minimum.theta)[0] < 0.5 * objective.value(saddle)
 
 
-def test_a_float32_model_is_retrained_as_far_as_its_digits_go():
+def test_a_float32_model_is_recovered_to_single_precision():
     X, y = (t.float() for t in random_data(13))
     model = nn.Linear(5, 1, bias=False)
     A = X.T @ X / len(X) + 0.5 * torch.eye(5)
     load(model, {"weight": torch.linalg.solve(A, X.T @ y / len(X)).T})
     objective = tacit.Objective(model, F.mse_loss, (X, y))
-    found = validate({"l2": 0.5}, objective, [tacit.l2()], start={"weight": torch.zeros(1, 5)})
-    assert found.penalised.relative_distance < 1e-5
-    assert found.certificate.verdict == "strongly convex"
-    assert not found.problems
+    validation = validate({"l2": 0.5}, objective, [tacit.l2()], start={"weight": torch.zeros(1, 5)})
+    assert validation.penalised.relative_distance < 1e-5
+    assert validation.certificate.verdict == "strongly convex"
+    assert not validation.problems
 
 
 def test_wrong_calls_are_refused():
     X, y = random_data(14)
-    objective = linear(torch.ones(5, dtype=torch.float64), X, y)
-    good = {"l2": 0.1}
+    objective = linear_objective(torch.ones(5, dtype=torch.float64), X, y)
+    strengths = {"l2": 0.1}
     loop = {"train": lambda _: objective.params}
     cases = [
-        ((objective, good, [tacit.l2()]), {}, "the order is"),
+        ((objective, strengths, [tacit.l2()]), {}, "the order of arguments"),
         (("l2", objective, [tacit.l2()]), {}, "strengths by name"),
-        ((good, objective, [tacit.l1()]), {}, "no strength for l1"),
-        ((good, objective, [tacit.l2()]), {"train": 3}, "a function train"),
-        ((good, objective, [tacit.l2()]), loop | {"start": objective.params}, "leave start out"),
-        ((good, objective, [tacit.l2()]), {"start": {"w": X}}, "start belongs to another"),
-        ((good, objective, [tacit.l2()]), {"train": lambda _: None}, "what train returned"),
+        ((strengths, objective, [tacit.l1()]), {}, "no strength for l1"),
+        ((strengths, objective, [tacit.l2()]), {"train": 3}, "a function train"),
+        (
+            (strengths, objective, [tacit.l2()]),
+            loop | {"start": objective.params},
+            "leave start out",
+        ),
+        ((strengths, objective, [tacit.l2()]), {"start": {"w": X}}, "start"),
+        ((strengths, objective, [tacit.l2()]), {"train": lambda _: None}, "train returned None"),
     ]
-    for given, options, words in cases:
+    for arguments, options, words in cases:
         with pytest.raises(tacit.InputError, match=words):
-            validate(*given, **options)
+            validate(*arguments, **options)

@@ -1,11 +1,11 @@
-"""Many small networks of one architecture, trained and matched as one batched program."""
+"""Many small networks of one architecture, trained and fitted as one batched program."""
 
 from tacit.ensembles.data import Data
 from tacit.ensembles.denormals import flushed_denormals
-from tacit.ensembles.dropout import Marginal, dropout_equations
+from tacit.ensembles.dropout import DropoutEquations, dropout_equations
 from tacit.ensembles.equations import endpoint_equations, epoch_equations, fits
 from tacit.ensembles.evaluation import gradients
-from tacit.ensembles.members import Ensemble, initialise, stacked
+from tacit.ensembles.members import Ensemble, from_models, initialise
 from tacit.ensembles.optimizers import SGD, Adam
 from tacit.ensembles.plan import Plan, Stopping
 from tacit.ensembles.randomness import mask_generator, order_generator
@@ -13,7 +13,7 @@ from tacit.ensembles.run import Run
 from tacit.ensembles.training import train
 
 __all__ = [
-    "SGD", "Adam", "Data", "Ensemble", "Marginal", "Plan", "Run", "Stopping",
+    "SGD", "Adam", "Data", "DropoutEquations", "Ensemble", "Plan", "Run", "Stopping",
     "dropout_equations", "endpoint_equations", "epoch_equations", "fits", "flushed_denormals",
-    "gradients", "initialise", "mask_generator", "order_generator", "stacked", "train",
+    "from_models", "gradients", "initialise", "mask_generator", "order_generator", "train",
 ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Data of an ensemble: one set for all members, or several and who owns which; batches of it."""
+"""The data of an ensemble: one set for all members, or several sets and which member has which."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -9,105 +9,117 @@ from torch import Tensor
 
 from tacit.errors import InputError
 
-BLOCK = 2**24
-"""Entries of inputs that are gathered at once."""
+GATHERED_ENTRIES = 2**24
+"""Largest number of input entries that `MemberData.batches` gathers at once."""
 
 
 @dataclass(frozen=True, eq=False)
 class Data:
-    """Data sets of equal size, and which one each member has.
+    """Data sets of equal size, and the data set of each member.
 
     Args:
         inputs: shape (sets, examples, …).
         targets: shape (sets, examples, …).
-        owner: the data set of each member; by default member m has set m.
+        assignment: the index of each member's data set; by default member m has set m.
     """
 
     inputs: Tensor
     targets: Tensor
-    owner: Sequence[int] | Tensor | None = None
+    assignment: Sequence[int] | Tensor | None = None
 
     def __post_init__(self) -> None:
         if self.inputs.dim() < 2 or self.inputs.shape[:2] != self.targets.shape[:2]:
             raise InputError(
-                f"inputs of shape {tuple(self.inputs.shape)} and targets of shape "
-                f"{tuple(self.targets.shape)}: both must begin with (sets, examples)."
+                f"inputs have shape {tuple(self.inputs.shape)} and targets have shape "
+                f"{tuple(self.targets.shape)}: both must begin with (sets, examples). Stack the "
+                "sets of all members."
             )
 
     @property
     def examples(self) -> int:
-        """Examples in each set."""
+        """Number of examples in each set."""
         return self.inputs.shape[1]
 
 
 @dataclass(frozen=True, eq=False)
-class Owned:
-    """Data sets on the ensemble's device, with the set of each member as an index."""
+class MemberData:
+    """Checked data sets on the ensemble's device, with the index of each member's set."""
 
     inputs: Tensor
     targets: Tensor
-    owner: Tensor
+    assignment: Tensor
 
     @property
     def examples(self) -> int:
-        """Examples of each member."""
+        """Number of examples of each member."""
         return self.inputs.shape[1]
 
-    def of(self, members: Tensor) -> "Owned":
+    def select(self, members: Tensor) -> "MemberData":
         """The data of some of the members."""
-        return Owned(self.inputs, self.targets, self.owner[members.to(self.owner.device)])
+        assignment = self.assignment[members.to(self.assignment.device)]
+        return MemberData(self.inputs, self.targets, assignment)
 
-    def take(self, order: Tensor) -> tuple[Tensor, Tensor]:
-        """Examples of each member by their numbers (members, examples)."""
-        owner = self.owner[:, None]
-        return self.inputs[owner, order], self.targets[owner, order]
+    def gather(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        """Inputs and targets of each member at its example indices (members, examples)."""
+        sets = self.assignment[:, None]
+        return self.inputs[sets, indices], self.targets[sets, indices]
 
     def slices(self, size: int) -> Iterator[tuple[Tensor, Tensor]]:
         """All examples of every member in order, `size` at a time."""
         for start in range(0, self.examples, size):
             part = slice(start, start + size)
-            yield self.inputs[self.owner, part], self.targets[self.owner, part]
+            yield self.inputs[self.assignment, part], self.targets[self.assignment, part]
 
     def batches(self, order: Tensor, size: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Each member's examples in its own order, in batches; the last may be smaller.
+        """Batches of each member's examples in its order; the last one may be smaller.
 
-        As many batches are gathered at once as memory allows: one by one costs a tenth more.
+        Gathers as many batches at once as GATHERED_ENTRIES allows: one at a time costs a tenth
+        more.
         """
         entries = max(1, self.inputs[0, 0].numel()) * len(order) * size
-        block = size * max(1, BLOCK // entries)
-        for start in range(0, order.shape[1], block):
-            inputs, targets = self.take(order[:, start : start + block])
+        gathered = size * max(1, GATHERED_ENTRIES // entries)
+        for start in range(0, order.shape[1], gathered):
+            inputs, targets = self.gather(order[:, start : start + gathered])
             yield from zip(inputs.split(size, dim=1), targets.split(size, dim=1), strict=True)
 
 
-def own_data(data: Any, members: int, like: Tensor) -> Owned:
-    """The data for so many members, on the device and, where it is fractional, in the dtype."""
+def assign_data(data: Any, members: int, like: Tensor) -> MemberData:
+    """Check data for a number of members and move it to where `like` is.
+
+    Floating-point tensors also take its dtype.
+    """
     if not isinstance(data, Data):
-        if not (isinstance(data, tuple | list) and len(data) == 2):
-            raise InputError(
-                f"data is a {type(data).__name__}: pass (inputs, targets) that all members share, "
-                "or ensembles.Data(inputs, targets, owner)."
-            )
-        inputs, targets = (part if isinstance(part, Tensor) else None for part in data)
-        if inputs is None or targets is None or not inputs.dim() or not targets.dim():
-            raise InputError("data holds no tensors of examples: pass (inputs, targets) tensors.")
-        data = Data(inputs[None], targets[None], [0] * members)
+        data = _shared_data(data, members)
     sets = len(data.inputs)
     if not data.examples:
         raise InputError("data is empty: pass at least one example.")
-    owner = torch.as_tensor(range(sets) if data.owner is None else data.owner)
-    whole = not owner.dtype.is_floating_point and owner.shape == (members,)
-    if not whole or not bool(((owner >= 0) & (owner < sets)).all()):
+    assignment = torch.as_tensor(range(sets) if data.assignment is None else data.assignment)
+    whole = not assignment.dtype.is_floating_point and assignment.shape == (members,)
+    if not whole or not bool(((assignment >= 0) & (assignment < sets)).all()):
         raise InputError(
-            f"data has {sets} sets and owners of shape {tuple(owner.shape)} for {members} members: "
-            f"pass owner=, one of 0 … {sets - 1} for each member."
+            f"data has {sets} sets and an assignment of shape {tuple(assignment.shape)} for "
+            f"{members} members: pass assignment=, one of 0 … {sets - 1} for each member."
         )
-    return Owned(_placed(data.inputs, like), _placed(data.targets, like), owner.to(like.device))
+    inputs, targets = _like(data.inputs, like), _like(data.targets, like)
+    return MemberData(inputs, targets, assignment.to(like.device))
 
 
-def _placed(tensor: Tensor, like: Tensor) -> Tensor:
+def _shared_data(data: Any, members: int) -> Data:
+    """One pair (inputs, targets) for all members."""
+    if not (isinstance(data, tuple | list) and len(data) == 2):
+        raise InputError(
+            f"data is a {type(data).__name__}: pass (inputs, targets) that all members share, "
+            "or ensembles.Data(inputs, targets, assignment)."
+        )
+    if not all(isinstance(part, Tensor) and part.dim() for part in data):
+        raise InputError("data has no tensors of examples: pass (inputs, targets) tensors.")
+    inputs, targets = data
+    return Data(inputs[None], targets[None], [0] * members)
+
+
+def _like(tensor: Tensor, like: Tensor) -> Tensor:
     dtype = like.dtype if tensor.is_floating_point() else tensor.dtype
-    placed = tensor.detach().to(device=like.device, dtype=dtype)
-    if placed.is_floating_point() and not bool(torch.isfinite(placed).all()):
-        raise InputError("data holds NaN or infinite values: leave such examples out.")
-    return placed
+    moved = tensor.detach().to(device=like.device, dtype=dtype)
+    if moved.is_floating_point() and not bool(torch.isfinite(moved).all()):
+        raise InputError("data contains NaN or infinite values: leave out those examples.")
+    return moved

@@ -1,30 +1,31 @@
-"""Numbers too small for full precision, which cost a CPU ten times an ordinary multiplication."""
+"""Flushing of denormal numbers, which cost a CPU about ten ordinary multiplications each."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
 
-GRAIN = 2**15
-"""Entries from which torch shares an operation among its threads."""
+PARALLEL_ENTRIES = 2**15
+"""Number of entries from which torch splits an operation among its threads."""
 
 
 @contextmanager
 def flushed_denormals() -> Iterator[None]:
-    """Count denormal numbers as zero on the CPU, and restore the setting after.
+    """Treat denormal numbers as zero on the CPU, and restore the previous setting on exit.
 
-    Strong penalties drive weights and momenta there, and training then slows down several times.
+    Strong penalties drive weights and momenta into the denormal range, where training is several
+    times slower.
     """
-    before = flushing()
-    # Threads made while flushing is on would keep it for good, so all are made before.
-    torch.ones(GRAIN * torch.get_num_threads()).add_(1)
+    previous = flushes_denormals()
+    # A thread inherits the setting at its creation and keeps it, so create all threads first.
+    torch.ones(PARALLEL_ENTRIES * torch.get_num_threads()).add_(1)
     torch.set_flush_denormal(True)
     try:
         yield
     finally:
-        torch.set_flush_denormal(before)
+        torch.set_flush_denormal(previous)
 
 
-def flushing() -> bool:
-    """Whether denormal numbers count as zero in this thread; torch has no way to ask."""
+def flushes_denormals() -> bool:
+    """Whether this thread treats denormal numbers as zero; torch has no function that tells."""
     return bool((torch.tensor(1e-39, dtype=torch.float32) * 1 == 0).item())

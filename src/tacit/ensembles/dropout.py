@@ -1,4 +1,4 @@
-"""What dropout adds to the loss, for all members at once: difference equations over masks."""
+"""The effect of dropout on the gradient of every member: difference equations over masks."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -6,33 +6,44 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tacit.ensembles.checks import check_droppable, check_ensemble, check_loss, own_rates
-from tacit.ensembles.data import Owned, own_data
-from tacit.ensembles.equations import Sources, norms, rounding, write
-from tacit.ensembles.evaluation import Loss, whole_slopes
+from tacit.ensembles.checks import (
+    check_dropout_layers,
+    check_ensemble,
+    check_member_loss,
+    expand_dropout_rates,
+)
+from tacit.ensembles.data import MemberData, assign_data
+from tacit.ensembles.equations import (
+    MemberSources,
+    member_norms,
+    rounding_floors,
+    write_equations,
+)
+from tacit.ensembles.evaluation import mean_gradients
 from tacit.ensembles.layout import Layout
 from tacit.ensembles.members import Ensemble, check_seeds
-from tacit.ensembles.randomness import Chance
+from tacit.ensembles.randomness import MemberRandomness
 from tacit.equations.equations import Equations
 from tacit.errors import InputError
+from tacit.objective.losses import Loss
 from tacit.objective.params import Params
 from tacit.objective.passes import track
 from tacit.regularizers import Regularizer
 
-FIRST = 8
-"""Draws before the noise is looked at."""
-MOST = 1024
-"""Draws after which a member is given up; its fit then says that it is noisy."""
+MIN_DRAWS = 8
+"""Number of draws before the noise is first estimated."""
+MAX_DRAWS = 1024
+"""Number of draws after which a member stops; its fit then reports a noisy target."""
 
 
-class Marginal(NamedTuple):
-    """Equations of every member, and what they took."""
+class DropoutEquations(NamedTuple):
+    """The equations of every member, with the number of draws and the noise that remains."""
 
     equations: list[Equations]
     draws: list[int]
-    """Passes over the data with fresh masks."""
+    """Number of passes over the data with fresh masks, for each member."""
     noise: list[float]
-    """Part of the target's squared norm that is the masks' noise."""
+    """Fraction of the target's squared norm that is noise of the masks, for each member."""
 
 
 def dropout_equations(
@@ -44,79 +55,91 @@ def dropout_equations(
     dropout: float | Sequence[float] | Tensor,
     seeds: Iterable[int],
     noise: float = 0.05,
-    given: Mapping[Regularizer, Params] | None = None,
-) -> Marginal:
-    """Equations Σ λ_k ∇R_k(θ) = E_mask ∇L_mask(θ) − ∇L(θ) of every member: dropout's own effect.
+    columns: Mapping[Regularizer, Params] | None = None,
+) -> DropoutEquations:
+    """Equations Σ λ_k ∇R_k(θ) = E_mask ∇L_mask(θ) − ∇L(θ) of every member: the effect of dropout.
 
-    Masks are drawn over all data, again and again, in two independent groups (two target columns,
-    from which an unbiased explained fraction follows), until their noise is below the given part
-    of the target's squared norm. Members that are there already cost nothing further.
+    Each draw is a pass over all data with fresh masks. Draws alternate between two independent
+    groups, which become two target columns, so that the explained fraction is unbiased. A member
+    is finished when its noise is at most `noise`, and then costs nothing further.
 
     Args:
-        ensemble: the weights; draws are computed in their dtype and averaged in float64.
-        loss: mean loss of a batch, as loss(outputs, targets).
-        data: (inputs, targets) that all share, or `Data`.
+        ensemble: the weights; gradients are computed in their dtype and averaged in float64.
+        loss: mean loss of a batch, loss(outputs, targets).
+        data: (inputs, targets) that all members share, or `Data`.
         regularizers: candidates.
         dropout: the rate of each member, above zero.
-        seeds: one a member, for its masks.
-        noise: how much of the target's squared norm may be noise.
-        given: columns known already, stacked, of regularizers among the candidates.
+        seeds: one per member, for its masks.
+        noise: the fraction of the target's squared norm that may be noise.
+        columns: stacked columns that were computed already, of regularizers with one strength
+            among the candidates.
     """
     check_ensemble(ensemble)
-    check_droppable(ensemble)
-    owned = own_data(data, len(ensemble), ensemble.first)
-    check_loss(ensemble, loss, owned)
-    rates = own_rates(dropout, len(ensemble), ensemble.first)
+    check_dropout_layers(ensemble)
+    data = assign_data(data, len(ensemble), ensemble.first_tensor)
+    check_member_loss(ensemble, loss, data)
+    rates = expand_dropout_rates(dropout, len(ensemble), ensemble.first_tensor)
     if not bool((rates > 0).all()):
-        raise InputError("dropout is 0 for a member: it then adds nothing. Leave such members out.")
+        raise InputError(
+            "dropout is 0 for a member, where it has no effect: leave out such members, for "
+            "instance with ensemble.select(members)."
+        )
     layout = Layout.of(ensemble.params)
-    values, slopes = whole_slopes(ensemble, loss, owned)
-    plain = layout.rows(slopes)
-    chance = Chance(check_seeds(seeds, len(ensemble)), ensemble.first.device)
-    sums, counts = _drawn(ensemble, loss, owned, rates, chance, plain, noise)
-    groups = [sums[g] / (counts / 2).unsqueeze(1) - plain for g in range(2)]
-    sources = Sources("difference", loss, owned, norms(slopes), values.tolist())
-    equations = write(
-        ensemble.to(torch.float64), [layout.views(group) for group in groups],
-        rounding(ensemble, loss, owned), sources, regularizers, given=given,
-    )  # fmt: skip
-    return Marginal(equations, counts.int().tolist(), _noise(*groups).tolist())
+    losses, gradients = mean_gradients(ensemble, loss, data)
+    plain = layout.flatten(gradients)
+    randomness = MemberRandomness(check_seeds(seeds, len(ensemble)), ensemble.first_tensor.device)
+    sums, draws = _sum_masked_gradients(ensemble, loss, data, rates, randomness, plain, noise)
+    groups = [sums[g] / (draws / 2).unsqueeze(1) - plain for g in range(2)]
+    equations = write_equations(
+        ensemble.to(torch.float64),
+        [layout.views(group) for group in groups],
+        rounding_floors(ensemble, loss, data),
+        MemberSources("difference", loss, data, member_norms(gradients), losses.tolist()),
+        regularizers,
+        columns=columns,
+    )
+    return DropoutEquations(equations, draws.int().tolist(), _noise_fraction(*groups).tolist())
 
 
-def _drawn(
+def _sum_masked_gradients(
     ensemble: Ensemble,
     loss: Loss,
-    data: Owned,
+    data: MemberData,
     rates: Tensor,
-    chance: Chance,
+    randomness: MemberRandomness,
     plain: Tensor,
     noise: float,
 ) -> tuple[Tensor, Tensor]:
-    """Sums of ∇L over masks in two groups, (2, members, parameters), and how many draws."""
+    """Sums of ∇L over masks in two groups, (2, members, parameters), and the draws per member."""
     layout = Layout.of(ensemble.params)
     sums = plain.new_zeros(2, *plain.shape)
-    counts = plain.new_zeros(len(plain))
+    draws = plain.new_zeros(len(plain))
     active = torch.arange(len(plain), device=plain.device)
-    some, own = ensemble, data
-    for number in track(range(MOST), total=MOST, label="masks"):
-        slopes = whole_slopes(some, loss, own, chance.drop(rates[active])).gradients
-        sums[number % 2].index_add_(0, active, layout.rows(slopes))
-        counts[active] += 1
+    active_ensemble, active_data = ensemble, data
+    for number in track(range(MAX_DRAWS), total=MAX_DRAWS, label="masks"):
+        apply_dropout = randomness.dropout(rates[active])
+        gradients = mean_gradients(active_ensemble, loss, active_data, apply_dropout).gradients
+        sums[number % 2].index_add_(0, active, layout.flatten(gradients))
+        draws[active] += 1
         done = number + 1
-        if done % 2 or done < FIRST:
+        if done % 2 or done < MIN_DRAWS:
             continue
-        halves = [sums[g, active] / (done / 2) - plain[active] for g in range(2)]
-        left = torch.nonzero(~(_noise(*halves) <= noise))[:, 0]
-        if not len(left):
+        groups = [sums[g, active] / (done / 2) - plain[active] for g in range(2)]
+        noisy = torch.nonzero(~(_noise_fraction(*groups) <= noise))[:, 0]
+        if not len(noisy):
             break
-        if len(left) < len(active):
-            active = active[left]
-            chance.keep(left)
-            some, own = ensemble.chosen(active.tolist()), data.of(active)
-    return sums, counts
+        if len(noisy) < len(active):
+            active = active[noisy]
+            randomness.restrict_to(noisy)
+            active_ensemble, active_data = ensemble.select(active.tolist()), data.select(active)
+    return sums, draws
 
 
-def _noise(first: Tensor, second: Tensor) -> Tensor:
-    """Part of ‖mean‖² that is noise, from how far two independent halves are apart."""
-    apart = (first - second).square().sum(1) / 4
-    return apart / ((first + second) / 2).square().sum(1)
+def _noise_fraction(first: Tensor, second: Tensor) -> Tensor:
+    """Fraction of the squared norm of the mean of two independent groups that is noise.
+
+    With independent noise ε₁, ε₂ of equal variance in the groups, E‖first − second‖² = 2 E‖ε‖²
+    and the noise of the mean is E‖(ε₁ + ε₂)/2‖² = E‖ε‖²/2, hence ‖first − second‖²/4.
+    """
+    noise = (first - second).square().sum(1) / 4
+    return noise / ((first + second) / 2).square().sum(1)

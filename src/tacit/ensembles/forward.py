@@ -1,4 +1,4 @@
-"""One architecture evaluated for all members at once: M networks, M batches, M outputs."""
+"""The outputs of all members at once, from stacked parameters and one batch per member."""
 
 from collections.abc import Callable, Iterator
 
@@ -9,10 +9,10 @@ from torch.func import functional_call, vmap
 from tacit.errors import InputError
 from tacit.objective.params import Params
 
-Drop = Callable[[Tensor, float], Tensor]
-"""What dropout does to activations (members, batch, …), given the layer's own rate."""
+DropoutFunction = Callable[[Tensor, float], Tensor]
+"""Applies dropout to activations (members, batch, …); the second argument is the layer's rate."""
 
-Forward = Callable[[Params, Tensor, "Drop | None"], Tensor]
+Forward = Callable[[Params, Tensor, "DropoutFunction | None"], Tensor]
 """Outputs (members, batch, …) from stacked parameters and inputs (members, batch, …)."""
 
 ENTRYWISE = (
@@ -20,45 +20,53 @@ ENTRYWISE = (
     nn.Mish, nn.Tanh, nn.Sigmoid, nn.Softplus, nn.Softsign, nn.Hardtanh, nn.LogSigmoid,
 )  # fmt: skip
 
+CHAIN_MODULES = (nn.Linear, nn.Dropout, nn.Flatten, *ENTRYWISE)
+"""Modules that the fast path evaluates for all members at once."""
 
-def forward_of(model: nn.Module) -> Forward:
-    """The fast path for chains of linear layers, one batched product a layer; else vmap."""
-    chain = list(_chain(model))
-    known = (nn.Linear, nn.Dropout, nn.Flatten, *ENTRYWISE)
+
+def batched_forward(model: nn.Module) -> Forward:
+    """The forward function of all members of an architecture.
+
+    A chain of linear layers takes the fast path, with one batched matrix product per layer; any
+    other model is mapped over the members with `torch.func.vmap`.
+    """
+    chain = list(_flatten_sequential(model))
     tied = len(list(model.parameters())) < len(list(model.named_parameters(remove_duplicate=False)))
     hooked = any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
-    if not tied and not hooked and all(_plain(module, known) for _, module in chain):
-        return _chained(chain)
-    return _mapped(model)
+    if not tied and not hooked and all(_accepts_members(module) for _, module in chain):
+        return _chain_forward(chain)
+    return _vmap_forward(model)
 
 
-def _plain(module: nn.Module | None, known: tuple[type[nn.Module], ...]) -> bool:
-    """Whether a module acts on each example alone, so that members can be put before it."""
-    first = module.start_dim if isinstance(module, nn.Flatten) else 1
-    return type(module) in known and first >= 1
+def _accepts_members(module: nn.Module | None) -> bool:
+    """Whether a module treats each example separately, so that a dimension can be put first."""
+    first_dim = module.start_dim if isinstance(module, nn.Flatten) else 1
+    return type(module) in CHAIN_MODULES and first_dim >= 1
 
 
-def _chain(model: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
+def _flatten_sequential(model: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
+    """The modules of nested nn.Sequential in order, each with the prefix of its parameters."""
     if type(model) is nn.Sequential:
-        for name, child in model._modules.items():  # named_children leaves out second uses
-            yield from _chain(child, f"{prefix}{name}.")
+        # named_children() would leave out the second use of a module.
+        for name, child in model._modules.items():
+            yield from _flatten_sequential(child, f"{prefix}{name}.")
     else:
         yield prefix, model
 
 
-def _chained(chain: list[tuple[str, nn.Module]]) -> Forward:
-    def forward(params: Params, inputs: Tensor, drop: Drop | None) -> Tensor:
+def _chain_forward(chain: list[tuple[str, nn.Module]]) -> Forward:
+    def forward(params: Params, inputs: Tensor, apply_dropout: DropoutFunction | None) -> Tensor:
         x = inputs
         for prefix, module in chain:
             if isinstance(module, nn.Linear):
                 x = _linear(x, params[f"{prefix}weight"], params.get(f"{prefix}bias"))
             elif isinstance(module, nn.Flatten):
-                ends = (module.start_dim, module.end_dim)
-                x = x.flatten(*(end if end < 0 else end + 1 for end in ends))
+                dims = (module.start_dim, module.end_dim)
+                x = x.flatten(*(dim if dim < 0 else dim + 1 for dim in dims))
             elif not isinstance(module, nn.Dropout):
                 x = module(x)
-            elif drop is not None:
-                x = drop(x, module.p)
+            elif apply_dropout is not None:
+                x = apply_dropout(x, module.p)
         return x
 
     return forward
@@ -66,23 +74,23 @@ def _chained(chain: list[tuple[str, nn.Module]]) -> Forward:
 
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     rows = x.reshape(len(x), -1, x.shape[-1])
-    turned = weight.transpose(1, 2)
-    y = rows @ turned if bias is None else torch.baddbmm(bias.unsqueeze(1), rows, turned)
+    transposed = weight.transpose(1, 2)
+    y = rows @ transposed if bias is None else torch.baddbmm(bias.unsqueeze(1), rows, transposed)
     return y.reshape(*x.shape[:-1], weight.shape[1])
 
 
-def _mapped(model: nn.Module) -> Forward:
-    noisy = [n for n, m in model.named_modules() if isinstance(m, nn.modules.dropout._DropoutNd)]
+def _vmap_forward(model: nn.Module) -> Forward:
+    dropout = [n for n, m in model.named_modules() if isinstance(m, nn.modules.dropout._DropoutNd)]
 
-    def forward(params: Params, inputs: Tensor, drop: Drop | None) -> Tensor:
-        if drop is not None and noisy:
+    def forward(params: Params, inputs: Tensor, apply_dropout: DropoutFunction | None) -> Tensor:
+        if apply_dropout is not None and dropout:
             raise InputError(
-                f"{type(model).__name__} has dropout ({noisy[0]!r}) but is no chain of linear "
-                "layers, and only in a chain has each member its own masks: write it as "
-                "nn.Sequential of Linear, activations, Flatten and Dropout, or leave dropout out."
+                f"{type(model).__name__} has dropout ({dropout[0]!r}) but is not a chain of linear "
+                "layers, and only a chain can give each member its own masks: write the model as "
+                "nn.Sequential of Linear, activations, Flatten and Dropout, or remove the dropout."
             )
         modes = [(module, module.training) for module in model.modules()]
-        model.train(drop is not None)
+        model.train(apply_dropout is not None)
         try:
             return vmap(lambda p, x: functional_call(model, p, (x,)))(params, inputs)
         finally:

@@ -1,4 +1,4 @@
-"""All parameters of a member as one row, so that what acts on entries alone acts but once."""
+"""All parameters of a member as one flat row, so that entrywise operations run once per step."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,14 +9,14 @@ from torch import Tensor
 from tacit.objective.params import Params
 
 
-def per_member(stacked: Tensor) -> Tensor:
-    """A stacked tensor as (members, entries)."""
+def flatten_members(stacked: Tensor) -> Tensor:
+    """Reshape a stacked tensor to (members, entries)."""
     return stacked.reshape(len(stacked), -1)
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Where each named tensor lies in a row of parameters."""
+    """The position of each named tensor in a member's flat row of parameters."""
 
     shapes: Mapping[str, torch.Size]
 
@@ -27,23 +27,23 @@ class Layout:
 
     @property
     def sizes(self) -> list[int]:
-        """Entries of each tensor."""
+        """Number of entries of each tensor."""
         return [shape.numel() for shape in self.shapes.values()]
 
-    def rows(self, params: Mapping[str, Tensor]) -> Tensor:
-        """Stacked tensors as (members, parameters), copied."""
-        return torch.cat([per_member(params[n]) for n in self.shapes], 1)
+    def flatten(self, params: Mapping[str, Tensor]) -> Tensor:
+        """Copy stacked tensors into one tensor of shape (members, parameters)."""
+        return torch.cat([flatten_members(params[n]) for n in self.shapes], 1)
 
-    def views(self, rows: Tensor) -> Params:
-        """The named tensors, sharing the rows' memory."""
-        parts = zip(self.shapes.items(), rows.split(self.sizes, 1), strict=True)
-        return {n: part.view(len(rows), *shape) for (n, shape), part in parts}
+    def views(self, flat: Tensor) -> Params:
+        """The named tensors of a tensor (members, parameters), sharing its memory."""
+        parts = zip(self.shapes.items(), flat.split(self.sizes, 1), strict=True)
+        return {n: part.view(len(flat), *shape) for (n, shape), part in parts}
 
-    def spread(self, values: Mapping[str, Tensor], members: int) -> Tensor:
-        """One value a member for every entry of each tensor; zero for tensors that have none."""
-        some = next(iter(values.values()))
+    def repeat_per_entry(self, values: Mapping[str, Tensor], members: int) -> Tensor:
+        """Repeat values (members) of each tensor for all its entries; zero for other tensors."""
+        example = next(iter(values.values()))
         parts = [
-            values.get(n, some.new_zeros(members)).unsqueeze(1).expand(-1, size)
+            values.get(n, example.new_zeros(members)).unsqueeze(1).expand(-1, size)
             for n, size in zip(self.shapes, self.sizes, strict=True)
         ]
         return torch.cat(parts, 1)

@@ -1,4 +1,4 @@
-"""SGD and Adam on rows of parameters, as torch's optimizers with a rate for each member."""
+"""SGD and Adam on flat rows of parameters: torch's updates, with one step size per member."""
 
 import math
 from collections.abc import Sequence
@@ -8,14 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tacit.ensembles.checks import numbers
+from tacit.ensembles.checks import as_numbers
 from tacit.errors import InputError
 
 Rate = float | Sequence[float] | Tensor
-"""One step size for all members, or one each."""
+"""One step size for all members, or one per member."""
 
 State = dict[str, Tensor]
-"""What an optimizer remembers, (members, parameters) each."""
+"""The running averages of an optimizer, each of shape (members, parameters)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,10 +23,10 @@ class SGD:
     """Gradient descent with heavy-ball momentum: v ← βv + ∇, θ ← θ − ηv.
 
     Args:
-        rate: η.
+        rate: the step size η.
         momentum: β.
-        milestones: epochs from which the rate is multiplied by `factor`, each once more.
-        factor: what it is multiplied by.
+        milestones: epochs at which the step size is multiplied by `factor`.
+        factor: the multiplier of the step size at each milestone.
     """
 
     rate: Rate
@@ -38,22 +38,22 @@ class SGD:
         _check_fraction("momentum", self.momentum)
         _check_schedule(self.milestones, self.factor)
 
-    def start(self, theta: Tensor) -> State:
-        """Memory at rest."""
+    def initial_state(self, theta: Tensor) -> State:
+        """The state before the first step."""
         return {"velocity": torch.zeros_like(theta)} if self.momentum else {}
 
-    def step(self, theta: Tensor, slope: Tensor, state: State, rate: Tensor, _: int) -> None:
-        """One update of θ in place."""
+    def step(self, theta: Tensor, gradient: Tensor, state: State, rate: Tensor, _: int) -> None:
+        """Update θ in place."""
         if self.momentum:
-            slope = state["velocity"].mul_(self.momentum).add_(slope)
-        theta.addcmul_(slope, rate.unsqueeze(1), value=-1)
+            gradient = state["velocity"].mul_(self.momentum).add_(gradient)
+        theta.addcmul_(gradient, rate.unsqueeze(1), value=-1)
 
     def flow_time(self, rate: Tensor) -> Tensor:
-        """Time of gradient flow that a step takes: η/(1−β)."""
+        """Time of gradient flow that one step corresponds to: η/(1−β)."""
         return rate.double() / (1 - self.momentum)
 
     def metric(self, state: State, count: int) -> Tensor | None:
-        """Nothing: steps are along the gradient."""
+        """None: the steps follow the gradient."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,11 +61,11 @@ class Adam:
     """Adam as in torch: θ ← θ − η m̂/(√v̂ + ε).
 
     Args:
-        rate: η.
-        betas: decay of the averages of ∇ and ∇².
+        rate: the step size η.
+        betas: decay rates of the running averages of ∇ and ∇².
         epsilon: ε.
-        milestones: epochs from which the rate is multiplied by `factor`, each once more.
-        factor: what it is multiplied by.
+        milestones: epochs at which the step size is multiplied by `factor`.
+        factor: the multiplier of the step size at each milestone.
     """
 
     rate: Rate
@@ -79,24 +79,24 @@ class Adam:
             _check_fraction("a beta", beta)
         _check_schedule(self.milestones, self.factor)
 
-    def start(self, theta: Tensor) -> State:
-        """Memory at rest."""
+    def initial_state(self, theta: Tensor) -> State:
+        """The state before the first step."""
         return {"mean": torch.zeros_like(theta), "square": torch.zeros_like(theta)}
 
-    def step(self, theta: Tensor, slope: Tensor, state: State, rate: Tensor, count: int) -> None:
-        """One update of θ in place, the `count`-th."""
+    def step(self, theta: Tensor, gradient: Tensor, state: State, rate: Tensor, count: int) -> None:
+        """Update θ in place; `count` is the number of this step, from 1."""
         first, second = self.betas
-        mean = state["mean"].lerp_(slope, 1 - first)
-        square = state["square"].mul_(second).addcmul_(slope, slope, value=1 - second)
+        mean = state["mean"].lerp_(gradient, 1 - first)
+        square = state["square"].mul_(second).addcmul_(gradient, gradient, value=1 - second)
         scale = square.sqrt().div_(math.sqrt(1 - second**count)).add_(self.epsilon)
         theta.addcmul_(mean / scale, (rate / (1 - first**count)).unsqueeze(1), value=-1)
 
     def flow_time(self, rate: Tensor) -> Tensor:
-        """Time that a step takes in the flow θ' = −∇/(√v̂ + ε)."""
+        """Time in the flow θ' = −∇/(√v̂ + ε) that one step corresponds to: η."""
         return rate.double()
 
     def metric(self, state: State, count: int) -> Tensor:
-        """√v̂ + ε: what turns a displacement into the force behind it."""
+        """√v̂ + ε after `count` steps: displacement · metric / time is the mean −∇."""
         return (
             state["square"].double().sqrt() / math.sqrt(1 - self.betas[1] ** count) + self.epsilon
         )
@@ -105,19 +105,19 @@ class Adam:
 Optimizer = SGD | Adam
 
 
-def rates(optimizer: Optimizer, members: int, like: Tensor) -> Tensor:
-    """The first rate of every member."""
-    given = numbers(optimizer.rate, like, what="rate")
-    if given.shape not in ((), (members,)) or not bool(((given > 0) & given.isfinite()).all()):
+def initial_rates(optimizer: Optimizer, members: int, like: Tensor) -> Tensor:
+    """Check the step sizes and return one per member, before any milestone."""
+    rates = as_numbers(optimizer.rate, like, what="rate")
+    if rates.shape not in ((), (members,)) or not bool(((rates > 0) & rates.isfinite()).all()):
         raise InputError(
             f"rate is {optimizer.rate!r}: pass a number above zero, or one for each of the "
             f"{members} members."
         )
-    return given.expand(members).clone()
+    return rates.expand(members).clone()
 
 
-def factor_at(optimizer: Optimizer, epoch: int) -> float:
-    """What the schedule multiplies the rates by in an epoch, counted from 0."""
+def schedule_factor(optimizer: Optimizer, epoch: int) -> float:
+    """The factor by which the milestones change the step sizes in an epoch, counted from 0."""
     return optimizer.factor ** sum(epoch >= milestone for milestone in optimizer.milestones)
 
 

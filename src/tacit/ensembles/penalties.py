@@ -1,4 +1,4 @@
-"""Penalties of all members, each with its own strengths."""
+"""Penalties with one strength per member, their values and their gradients."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -8,25 +8,25 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from tacit.ensembles.checks import numbers
+from tacit.ensembles.checks import as_numbers
 from tacit.ensembles.layout import Layout
 from tacit.equations.rows import check_candidates
 from tacit.errors import InputError
 from tacit.objective.params import Params
 from tacit.regularizers import Regularizer
-from tacit.regularizers.family import Entry
+from tacit.regularizers.family import EntrywiseFunction
 
 Strengths = float | Sequence[float] | Tensor
-"""One strength for all members, one each, or (members, coefficients) of a larger family."""
+"""One strength for all members, one per member, or (members, strengths) of a larger family."""
 
 
 @dataclass(frozen=True, eq=False)
-class Weighted:
-    """A family that treats each entry alone: it acts on rows of parameters as they are."""
+class WeightedEntrywise:
+    """An entrywise penalty Σ_i w_i r(θ_i): evaluated directly on flat rows of parameters."""
 
-    entry: Entry
+    function: EntrywiseFunction
     weights: Tensor
-    """The strength at every entry, (members, parameters), or (members, 1) where it is one."""
+    """w, (members, parameters), or (members, 1) where all entries have the same strength."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,92 +35,102 @@ class Penalties:
 
     regularizers: tuple[Regularizer, ...]
     strengths: tuple[Tensor, ...]
-    """(members, coefficients) of each regularizer."""
-    entries: tuple[Weighted, ...]
-    """Those whose gradient is written down; the rest is left to autograd."""
+    """Shape (members, strengths) for each regularizer."""
+    entrywise: tuple[WeightedEntrywise, ...]
+    """The entrywise families; autograd differentiates the others."""
 
     @property
-    def fragile(self) -> bool:
-        """Whether a family may fail on a member that is not finite, as a singular value does."""
-        return len(self.entries) < len(self.regularizers)
+    def needs_autograd(self) -> bool:
+        """Whether autograd differentiates a family.
 
-    def of(self, members: Tensor) -> "Penalties":
-        """Those of some of the members."""
+        Such a family may raise an error on weights that are not finite, as the nuclear norm does.
+        """
+        return len(self.entrywise) < len(self.regularizers)
+
+    def select(self, members: Tensor) -> "Penalties":
+        """The penalties of some of the members."""
         return Penalties(
             self.regularizers,
-            tuple(own[members] for own in self.strengths),
-            tuple(Weighted(own.entry, own.weights[members]) for own in self.entries),
+            tuple(strengths[members] for strengths in self.strengths),
+            tuple(WeightedEntrywise(e.function, e.weights[members]) for e in self.entrywise),
         )
 
-    def traced(self, params: Params) -> Tensor | float:
-        """One value a member of the families that autograd must differentiate."""
+    def autograd_values(self, params: Params) -> Tensor | float:
+        """The sum of the families that autograd differentiates, one value per member."""
         pairs = zip(self.regularizers, self.strengths, strict=True)
-        chosen = [(r, own) for r, own in pairs if r.entry is None]
+        families = [(r, strengths) for r, strengths in pairs if r.entrywise is None]
 
-        def one(params: Params, *strengths: Tensor) -> Tensor:
-            pairs = zip(chosen, strengths, strict=True)
-            return torch.stack([(own * r.value(params)).sum() for (r, _), own in pairs]).sum()
+        def member_value(params: Params, *member_strengths: Tensor) -> Tensor:
+            pairs = zip(families, member_strengths, strict=True)
+            return torch.stack([(s * r.value(params)).sum() for (r, _), s in pairs]).sum()
 
-        return vmap(one)(params, *(own for _, own in chosen)) if chosen else 0.0
+        if not families:
+            return 0.0
+        return vmap(member_value)(params, *(strengths for _, strengths in families))
 
-    def add(self, theta: Tensor, slope: Tensor) -> Tensor | float:
-        """Add the gradient of the other families to `slope` in place; their values by member."""
+    def add_entrywise(self, theta: Tensor, gradient: Tensor) -> Tensor | float:
+        """Add the gradient of the entrywise families in place; return their sum per member."""
         total: Tensor | float = 0.0
-        for own in self.entries:
-            slope.addcmul_(own.entry.slope(theta), own.weights)
-            values, single = own.entry.value(theta), own.weights.shape[1] == 1
-            total = total + (
-                values.sum(1) * own.weights[:, 0] if single else (values * own.weights).sum(1)
-            )
+        for penalty in self.entrywise:
+            weights = penalty.weights
+            gradient.addcmul_(penalty.function.derivative(theta), weights)
+            values, single = penalty.function.value(theta), weights.shape[1] == 1
+            total = total + (values.sum(1) * weights[:, 0] if single else (values * weights).sum(1))
         return total
 
 
-def own_penalties(
-    given: Mapping[Regularizer, Strengths] | None,
+def expand_penalties(
+    penalties: Mapping[Regularizer, Strengths] | None,
     params: Params,
     *,
     what: str = "penalties",
     single: bool = False,
 ) -> Penalties:
-    """Penalties checked against the members, their strengths spread to (members, coefficients).
+    """Check penalties and expand their strengths to (members, strengths).
 
-    With `single`, families of several coefficients are refused.
+    Args:
+        penalties: the strengths of each penalty.
+        params: stacked parameters.
+        what: the name of the argument, for messages.
+        single: refuse families with several strengths.
     """
-    if given is None or (isinstance(given, Mapping) and not given):
+    if penalties is None or (isinstance(penalties, Mapping) and not penalties):
         return Penalties((), (), ())
-    if not isinstance(given, Mapping):
+    if not isinstance(penalties, Mapping):
         raise InputError(
-            f"{what} is a {type(given).__name__}: pass a dictionary from penalty to strengths, as "
-            "in {tacit.l2(): [1e-3, 1e-2]}."
+            f"{what} is a {type(penalties).__name__}: pass a dictionary from penalty to strengths, "
+            "as in {tacit.l2(): [1e-3, 1e-2]}."
         )
-    check_candidates(list(given), None)
-    first = next(iter(params.values()))
-    one = {n: p[0] for n, p in params.items()}
-    strengths, entries = [], []
-    for regularizer, value in given.items():
-        columns = regularizer.bind(one)
-        own = _spread(regularizer.name, value, len(first), len(columns.names), first)
+    check_candidates(list(penalties), None)
+    like = next(iter(params.values()))
+    members, first_member = len(like), {n: p[0] for n, p in params.items()}
+    strengths, entrywise = [], []
+    for regularizer, value in penalties.items():
+        columns = regularizer.bind(first_member)
+        expanded = _expand_strengths(regularizer.name, value, members, len(columns.names), like)
         if single and len(columns.names) > 1:
             raise InputError(
-                f"{what}: {regularizer.name!r} has {len(columns.names)} coefficients; pass "
-                "penalties of one strength."
+                f"{what}: {regularizer.name!r} has {len(columns.names)} strengths; pass penalties "
+                "with one strength."
             )
-        strengths.append(own)
-        if regularizer.entry is not None:
-            everywhere = own.shape[1] == 1 and columns.active.keys() == params.keys()
-            placed = {n: own[:, column] for n, (column,) in columns.active.items()}
-            weights = own if everywhere else Layout.of(params).spread(placed, len(first))
-            entries.append(Weighted(regularizer.entry, weights))
-    return Penalties(tuple(given), tuple(strengths), tuple(entries))
+        strengths.append(expanded)
+        if regularizer.entrywise is not None:
+            everywhere = expanded.shape[1] == 1 and columns.active.keys() == params.keys()
+            by_tensor = {n: expanded[:, column] for n, (column,) in columns.active.items()}
+            weights = (
+                expanded if everywhere else Layout.of(params).repeat_per_entry(by_tensor, members)
+            )
+            entrywise.append(WeightedEntrywise(regularizer.entrywise, weights))
+    return Penalties(tuple(penalties), tuple(strengths), tuple(entrywise))
 
 
-def _spread(name: str, value: Any, members: int, coefficients: int, like: Tensor) -> Tensor:
-    tensor = numbers(value, like, what=f"the strength of {name!r}")
-    fits = tensor.shape in ((), (members,), (members, coefficients))
-    if not fits or (tensor.dim() == 1 and coefficients > 1) or not bool(tensor.isfinite().all()):
+def _expand_strengths(name: str, value: Any, members: int, strengths: int, like: Tensor) -> Tensor:
+    tensor = as_numbers(value, like, what=f"the strength of {name!r}")
+    expected = tensor.shape in ((), (members,), (members, strengths))
+    if not expected or (tensor.dim() == 1 and strengths > 1) or not bool(tensor.isfinite().all()):
         raise InputError(
             f"strengths of {name!r} have shape {tuple(tensor.shape)}: pass one finite number, one "
-            f"for each of the {members} members, or ({members}, {coefficients}) of them."
+            f"for each of the {members} members, or a tensor of shape ({members}, {strengths})."
         )
-    wide = tensor.reshape(-1, coefficients if tensor.dim() == 2 else 1)
-    return wide.expand(members, coefficients)
+    rows = tensor.reshape(-1, strengths if tensor.dim() == 2 else 1)
+    return rows.expand(members, strengths)

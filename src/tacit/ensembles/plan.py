@@ -1,4 +1,4 @@
-"""How an ensemble is trained: what all members have in common."""
+"""The training plan of an ensemble: the settings that all members share."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -17,11 +17,12 @@ class Stopping:
     """Stop a member when its monitored value has not improved for `patience` epochs.
 
     Args:
-        patience: epochs in a row without improvement after which it stops.
-        min_delta: what counts as an improvement must lower the best value by more than this.
-        monitor: `objective` (the epoch's mean of loss + penalty), `loss` (of the loss alone), or
-            `validation` (loss on the validation data after the epoch, without dropout).
-        validation: (inputs, targets) or Data, for the last of them.
+        patience: number of epochs in a row without improvement after which a member stops.
+        min_delta: an epoch is an improvement if it lowers the best value by more than this.
+        monitor: `objective` (the epoch's mean of loss + penalties), `loss` (the epoch's mean of
+            the loss), or `validation` (the loss on the validation data after the epoch, without
+            dropout).
+        validation: (inputs, targets) or Data, for monitor="validation".
     """
 
     patience: int
@@ -30,7 +31,7 @@ class Stopping:
     validation: Any = None
 
     def __post_init__(self) -> None:
-        check_whole("patience", self.patience, 1)
+        _check_positive("patience", self.patience)
         if not isinstance(self.min_delta, float | int) or not 0 <= self.min_delta < math.inf:
             raise InputError(f"min_delta is {self.min_delta!r}: pass a number, 0 or above.")
         if self.monitor not in get_args(Monitor):
@@ -40,7 +41,7 @@ class Stopping:
         if (self.monitor == "validation") != (self.validation is not None):
             raise InputError(
                 f"monitor={self.monitor!r} with validation data "
-                f"{'given' if self.validation is not None else 'missing'}: pass both "
+                f"{'passed' if self.validation is not None else 'missing'}: pass both "
                 "monitor='validation' and validation=(inputs, targets), or neither."
             )
 
@@ -51,14 +52,15 @@ class Plan:
 
     Args:
         optimizer: `SGD` or `Adam`.
-        epochs: at most so many; one number, or one a member.
+        epochs: the largest number of epochs; one number, or one per member.
         batch_size: the last batch of an epoch may be smaller.
-        stopping: when members stop earlier, if ever.
-        averaged: regularizers of one coefficient whose gradient is averaged over the points of the
-            last epoch, for `epoch_equations`; worth it where a gradient bends within the noise of
-            the weights, as that of smooth_l1 does.
-        kept: how many of the last epochs a run keeps for `epoch_equations`: one gives an estimate,
-            several its error bars too. Each takes as much memory as a few copies of the weights.
+        stopping: when to stop members earlier; by default never.
+        averaged: regularizers with one coefficient whose gradient is averaged over the points of
+            each recorded epoch, for `epoch_equations`. This is worth its cost where ∇R is
+            nonlinear within the noise of the weights, as that of smooth_l1 is.
+        recorded_epochs: how many of the last epochs a run records for `epoch_equations`. One
+            epoch gives an estimate, several also give its error bars. Each one takes the memory
+            of a few copies of the weights.
         compile: optionally `torch.compile`, applied to the function that is differentiated.
     """
 
@@ -67,7 +69,7 @@ class Plan:
     batch_size: int
     stopping: Stopping | None = None
     averaged: Sequence[Regularizer] = ()
-    kept: int = 1
+    recorded_epochs: int = 1
     compile: Callable[[Any], Any] | None = None
 
     def __post_init__(self) -> None:
@@ -79,25 +81,27 @@ class Plan:
         if self.stopping is not None and not isinstance(self.stopping, Stopping):
             raise InputError(f"stopping is {self.stopping!r}: pass ensembles.Stopping(patience).")
         if not isinstance(self.averaged, Sequence):
-            raise InputError("averaged is no list: pass a list of regularizers, as in [penalty].")
-        check_whole("batch_size", self.batch_size, 1)
-        check_whole("kept", self.kept, 1)
-        for number in [self.epochs] if isinstance(self.epochs, int) else self.epochs:
-            check_whole("epochs", number, 1)
+            raise InputError(
+                f"averaged is a {type(self.averaged).__name__}: pass a list of regularizers, as in "
+                "[penalty]."
+            )
+        _check_positive("batch_size", self.batch_size)
+        _check_positive("recorded_epochs", self.recorded_epochs)
+        for epochs in [self.epochs] if isinstance(self.epochs, int) else self.epochs:
+            _check_positive("epochs", epochs)
 
-    def epochs_of(self, members: int) -> list[int]:
-        """The most epochs of every member."""
+    def epochs_per_member(self, members: int) -> list[int]:
+        """The largest number of epochs of each member."""
         if isinstance(self.epochs, int):
             return [self.epochs] * members
         if len(self.epochs) != members:
             raise InputError(
-                f"{len(self.epochs)} numbers of epochs for {members} members: pass one a member, "
-                "or one number."
+                f"epochs has {len(self.epochs)} numbers for {members} members: pass one per "
+                "member, or one number."
             )
         return list(self.epochs)
 
 
-def check_whole(name: str, value: Any, least: int) -> None:
-    """Refuse what is not a whole number of at least so much."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise InputError(f"{name} is {value!r}: pass a whole number, at least {least}.")
+def _check_positive(name: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise InputError(f"{name} is {value!r}: pass a whole number, at least 1.")

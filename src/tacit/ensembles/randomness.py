@@ -1,4 +1,4 @@
-"""Each member's own randomness: batch orders and dropout masks, from its seed alone."""
+"""The batch orders and dropout masks of each member, determined by its seed."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -6,69 +6,71 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from tacit.ensembles.forward import Drop
+from tacit.ensembles.forward import DropoutFunction
 
-MASKS = 2**32
-"""Added to a seed for masks, so that they are independent of the batch order."""
+MASK_SEED_OFFSET = 2**32
+"""Added to a seed for its masks, so that they are independent of the batch order."""
 
 
 def order_generator(seed: int) -> torch.Generator:
-    """What draws a member's batch orders: one `torch.randperm(examples)` an epoch."""
+    """The generator of a member's batch orders: one `torch.randperm(examples)` per epoch."""
     return torch.Generator().manual_seed(seed)
 
 
 def mask_generator(seed: int, device: torch.device | str = "cpu") -> torch.Generator:
-    """What draws a member's masks: one `torch.rand(batch, …)` a dropout layer and step.
+    """The generator of a member's masks: one `torch.rand(batch, …)` per dropout layer and step.
 
-    A unit is dropped where the number is below the rate, so that members of one seed and several
-    rates have nested masks.
+    A unit is dropped where its uniform number is below the rate. Members with one seed and
+    different rates therefore have nested masks.
     """
-    return torch.Generator(device).manual_seed(seed + MASKS)
+    return torch.Generator(device).manual_seed(seed + MASK_SEED_OFFSET)
 
 
 @dataclass
-class Chance:
-    """Batch orders and masks of all members; members of one seed share theirs."""
+class MemberRandomness:
+    """Batch orders and masks of all members; members with equal seeds share them."""
 
     seeds: Sequence[int]
     device: torch.device
-    _slots: Tensor = field(init=False)
+    _generator_index: Tensor = field(init=False)
+    """Position of each member's generators in the two lists below."""
     _orders: list[torch.Generator] = field(init=False)
     _masks: list[torch.Generator] = field(init=False)
 
     def __post_init__(self) -> None:
         distinct = list(dict.fromkeys(self.seeds))
-        place = {seed: slot for slot, seed in enumerate(distinct)}
-        self._slots = torch.tensor([place[seed] for seed in self.seeds], device=self.device)
+        position = {seed: index for index, seed in enumerate(distinct)}
+        index = [position[seed] for seed in self.seeds]
+        self._generator_index = torch.tensor(index, device=self.device)
         self._orders = [order_generator(seed) for seed in distinct]
         self._masks = [mask_generator(seed, self.device) for seed in distinct]
 
-    def order(self, examples: int) -> Tensor:
-        """A fresh order of the examples for each member."""
-        drawn = torch.stack([torch.randperm(examples, generator=g) for g in self._orders])
-        return drawn.to(self.device)[self._slots]
+    def draw_orders(self, examples: int) -> Tensor:
+        """Draw a fresh order of the examples for each member, (members, examples)."""
+        orders = torch.stack([torch.randperm(examples, generator=g) for g in self._orders])
+        return orders.to(self.device)[self._generator_index]
 
-    def uniform(self, shape: Sequence[int]) -> Tensor:
-        """Uniform numbers of that shape for each member."""
-        drawn = [torch.rand(shape, generator=g, device=self.device) for g in self._masks]
-        return torch.stack(drawn)[self._slots]
+    def draw_uniform(self, shape: Sequence[int]) -> Tensor:
+        """Draw uniform numbers for each member, (members, *shape)."""
+        uniform = [torch.rand(shape, generator=g, device=self.device) for g in self._masks]
+        return torch.stack(uniform)[self._generator_index]
 
-    def drop(self, rates: Tensor | None) -> Drop:
-        """Dropout of the members' activations at their own rates, or at the layers'."""
+    def dropout(self, rates: Tensor | None) -> DropoutFunction:
+        """Dropout with fresh masks, at one rate per member or, with None, at the layers' rates."""
 
-        def drop(x: Tensor, own: float) -> Tensor:
-            each = x.new_full((len(x),), own) if rates is None else rates
-            each = each.view(-1, *[1] * (x.dim() - 1))
-            kept = self.uniform(x.shape[1:]) >= each
-            least = torch.finfo(x.dtype).tiny  # a rate of 1 drops all
-            return x * kept / (1 - each).clamp_min(least)
+        def apply_dropout(x: Tensor, layer_rate: float) -> Tensor:
+            rate = x.new_full((len(x),), layer_rate) if rates is None else rates
+            rate = rate.view(-1, *[1] * (x.dim() - 1))
+            mask = self.draw_uniform(x.shape[1:]) >= rate
+            smallest = torch.finfo(x.dtype).tiny  # a rate of 1 drops everything: avoid 0/0
+            return x * mask / (1 - rate).clamp_min(smallest)
 
-        return drop
+        return apply_dropout
 
-    def keep(self, members: Tensor) -> None:
-        """Go on with some of the members alone; the draws of the others do not change."""
-        slots = self._slots[members]
-        used = torch.unique(slots)
-        self._orders = [self._orders[slot] for slot in used.tolist()]
-        self._masks = [self._masks[slot] for slot in used.tolist()]
-        self._slots = torch.searchsorted(used, slots)
+    def restrict_to(self, members: Tensor) -> None:
+        """Continue with some of the members, in place; their later draws do not change."""
+        index = self._generator_index[members]
+        used = torch.unique(index)
+        self._orders = [self._orders[i] for i in used.tolist()]
+        self._masks = [self._masks[i] for i in used.tolist()]
+        self._generator_index = torch.searchsorted(used, index)

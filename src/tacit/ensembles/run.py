@@ -1,267 +1,285 @@
-"""What training an ensemble gives: weights of several kinds, and how it went."""
+"""A trained ensemble: its weights, its last epochs, and the recorders that collect them."""
 
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.func import vmap
 
-from tacit.ensembles.layout import Layout, per_member
+from tacit.ensembles.layout import Layout, flatten_members
 from tacit.ensembles.members import Ensemble
 from tacit.ensembles.plan import Plan
 from tacit.objective.params import Params
 from tacit.regularizers import Regularizer
 
-if TYPE_CHECKING:
-    from tacit.ensembles.training import Work
-
 
 @dataclass(frozen=True, eq=False)
-class Epoch:
-    """One epoch of every member as one step of a trajectory, its noise averaged out.
+class EnsembleEpoch:
+    """One epoch of every member as one step of a trajectory.
 
-    `average` is the mean over the points that the epoch stepped from; `displacement` is where it
-    went in all, and `time` the flow time that took.
+    The counterpart of `tacit.equations.epochs.Epoch`, with all members stacked: times and metrics
+    are tensors, and members that trained for fewer epochs have a time of 0.
     """
 
     average: Ensemble
+    """Mean θ̄ over the points that the epoch stepped from."""
     displacement: Params
-    """In float64."""
+    """Δθ over the whole epoch, in float64."""
     time: Tensor
-    """η·steps/(1−β), in float64; 0 where a member was not trained for so long."""
+    """Flow time η·steps/(1−β), in float64; 0 where a member did not train in this epoch."""
     metric: Params | None
-    """√v̂ + ε of Adam at its end: displacement · metric / time is the mean force. None for SGD."""
+    """√v̂ + ε of Adam at the end: Δθ · metric / time is the mean −∇. None for SGD."""
     columns: dict[Regularizer, Params]
     """Mean gradients over the epoch of the plan's averaged regularizers."""
 
-    def chosen(self, members: Sequence[int]) -> "Epoch":
-        """The same of some of the members."""
-        kept = list(members)
+    def select(self, members: Sequence[int]) -> "EnsembleEpoch":
+        """The epoch of some of the members."""
+        members = list(members)
 
-        def part(tensors: Params) -> Params:
-            return {n: t[kept] for n, t in tensors.items()}
+        def select_entries(stacked: Params) -> Params:
+            return {n: t[members] for n, t in stacked.items()}
 
-        return Epoch(
-            average=self.average.chosen(kept),
-            displacement=part(self.displacement),
-            time=self.time[kept],
-            metric=None if self.metric is None else part(self.metric),
-            columns={r: part(column) for r, column in self.columns.items()},
+        return EnsembleEpoch(
+            average=self.average.select(members),
+            displacement=select_entries(self.displacement),
+            time=self.time[members],
+            metric=None if self.metric is None else select_entries(self.metric),
+            columns={r: select_entries(column) for r, column in self.columns.items()},
         )
 
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """A trained ensemble, all stacked by member."""
+    """A trained ensemble, with everything stacked by member."""
 
     last: Ensemble
+    """Weights after each member's last epoch."""
     best: Ensemble
     """Weights after the epoch with the best monitored value."""
-    tail: tuple[Epoch, ...]
-    """The last epochs that the plan keeps, the very last one at the end."""
+    recorded_epochs: tuple[EnsembleEpoch, ...]
+    """The last `Plan.recorded_epochs` epochs, oldest first."""
     epochs: Tensor
-    """How many epochs each member was trained for."""
+    """Number of epochs that each member was trained for."""
     best_epoch: Tensor
-    """The epoch, from 0, of the best value; −1 where there is none."""
+    """The epoch, from 0, of the best monitored value; −1 if no value was finite."""
     history: Tensor
     """The monitored value, (epochs, members); NaN after a member has stopped."""
 
     @property
     def average(self) -> Ensemble:
-        """The mean over the points that the last epoch stepped from."""
-        return self.tail[-1].average
+        """Mean over the points that the last epoch stepped from."""
+        return self.recorded_epochs[-1].average
 
-    def chosen(self, members: Sequence[int]) -> "Run":
-        """The run of some of the members, as without those that diverged."""
-        kept = list(members)
+    def select(self, members: Sequence[int]) -> "Run":
+        """The run of some of the members, for instance of those that have not diverged."""
+        members = list(members)
         return Run(
-            last=self.last.chosen(kept),
-            best=self.best.chosen(kept),
-            tail=tuple(epoch.chosen(kept) for epoch in self.tail),
-            epochs=self.epochs[kept],
-            best_epoch=self.best_epoch[kept],
-            history=self.history[:, kept],
+            last=self.last.select(members),
+            best=self.best.select(members),
+            recorded_epochs=tuple(epoch.select(members) for epoch in self.recorded_epochs),
+            epochs=self.epochs[members],
+            best_epoch=self.best_epoch[members],
+            history=self.history[:, members],
         )
 
     @property
     def diverged(self) -> Tensor:
-        """Members whose objective or weights are no longer finite."""
-        finite = [per_member(p).isfinite().all(1).cpu() for p in self.last.params.values()]
-        ends = self.history[self.epochs - 1, torch.arange(len(self.epochs))]
-        return ~(torch.stack(finite).all(0) & ends.isfinite())
+        """Mask of the members whose monitored value or weights are no longer finite."""
+        finite = [flatten_members(p).isfinite().all(1).cpu() for p in self.last.params.values()]
+        final_values = self.history[self.epochs - 1, torch.arange(len(self.epochs))]
+        return ~(torch.stack(finite).all(0) & final_values.isfinite())
 
 
-class Average:
-    """Means over the points of an epoch: of the weights, and of gradients of regularizers."""
+class FlatEpoch(NamedTuple):
+    """One epoch of the members that were training in it, as flat rows (members, parameters).
 
-    def __init__(self, theta: Tensor, layout: Layout, regularizers: Sequence[Regularizer]):
-        self._layout, self._count = layout, 0
-        self._weights = torch.zeros_like(theta)
-        self._columns = {r: torch.zeros_like(theta) for r in regularizers}
-
-    def add(self, theta: Tensor) -> None:
-        """One more point."""
-        self._count += 1
-        self._weights.add_(theta)
-        for regularizer, total in self._columns.items():
-            if regularizer.entry is not None:
-                total.add_(regularizer.entry.slope(theta))
-                continue
-            whole = self._layout.views(mended(theta))
-            leaves = {n: p.detach().requires_grad_() for n, p in whole.items()}
-            value = vmap(regularizer.value)(leaves).sum()
-            slopes = torch.autograd.grad(value, list(leaves.values()), materialize_grads=True)
-            total.add_(self._layout.rows(dict(zip(leaves, slopes, strict=True))))
-
-    def weights(self) -> Tensor:
-        """The mean point."""
-        return self._weights / self._count
-
-    def columns(self) -> dict[Regularizer, Tensor]:
-        """The mean gradient of each regularizer."""
-        return {r: total / self._count for r, total in self._columns.items()}
-
-
-def broken(theta: Tensor) -> Tensor:
-    """Members whose weights are no longer finite."""
-    return ~theta.isfinite().all(1)
-
-
-def mended(theta: Tensor) -> Tensor:
-    """Weights with zeros for members that are no longer finite: a few families fail on those."""
-    return torch.where(broken(theta).unsqueeze(1), torch.zeros_like(theta), theta)
-
-
-class Trace(NamedTuple):
-    """An epoch of the members that were training then."""
+    The fields are those of `EnsembleEpoch`.
+    """
 
     members: Tensor
-    weights: Tensor
-    moved: Tensor
+    """Indices of these members in the ensemble, ascending."""
+    average: Tensor
+    displacement: Tensor
     time: Tensor
     metric: Tensor | None
     columns: dict[Regularizer, Tensor]
 
 
-class Tail:
-    """The last few epochs of every member, as they go by."""
+class EpochMeans:
+    """Running means over the points of an epoch: of the weights, and of regularizer gradients."""
 
-    def __init__(self, start: Tensor, kept: int):
-        self._recent: deque[Trace] = deque(maxlen=kept)
-        self._start, self._held = start, [self._empty(start) for _ in range(kept)]
+    def __init__(self, theta: Tensor, layout: Layout, regularizers: Sequence[Regularizer]):
+        self._layout, self._points = layout, 0
+        self._weights = torch.zeros_like(theta)
+        self._columns = {r: torch.zeros_like(theta) for r in regularizers}
+
+    def add(self, theta: Tensor) -> None:
+        """Include one more point (members, parameters)."""
+        self._points += 1
+        self._weights.add_(theta)
+        for regularizer, total in self._columns.items():
+            if regularizer.entrywise is not None:
+                total.add_(regularizer.entrywise.derivative(theta))
+                continue
+            params = self._layout.views(zero_nonfinite(theta))
+            leaves = {n: p.detach().requires_grad_() for n, p in params.items()}
+            value = vmap(regularizer.value)(leaves).sum()
+            gradients = torch.autograd.grad(value, list(leaves.values()), materialize_grads=True)
+            total.add_(self._layout.flatten(dict(zip(leaves, gradients, strict=True))))
+
+    def weights(self) -> Tensor:
+        """The mean point."""
+        return self._weights / self._points
+
+    def columns(self) -> dict[Regularizer, Tensor]:
+        """The mean gradient of each regularizer."""
+        return {r: total / self._points for r, total in self._columns.items()}
+
+
+def nonfinite_members(theta: Tensor) -> Tensor:
+    """Mask of the members whose weights are no longer finite."""
+    return ~theta.isfinite().all(1)
+
+
+def zero_nonfinite(theta: Tensor) -> Tensor:
+    """Replace the weights of members that are not finite by zeros.
+
+    Some regularizers, such as the nuclear norm, raise an error on NaN.
+    """
+    return torch.where(nonfinite_members(theta).unsqueeze(1), torch.zeros_like(theta), theta)
+
+
+class EpochRecorder:
+    """Collects the last few epochs of every member, which may stop at different times."""
+
+    def __init__(self, start: Tensor, count: int):
+        self._recent: deque[FlatEpoch] = deque(maxlen=count)
+        # The last epochs of the members that have finished, oldest first.
+        self._final = [self._empty_epoch(start) for _ in range(count)]
 
     @staticmethod
-    def _empty(start: Tensor) -> Trace:
-        moved = torch.zeros_like(start, dtype=torch.float64)
+    def _empty_epoch(start: Tensor) -> FlatEpoch:
+        displacement = torch.zeros_like(start, dtype=torch.float64)
         members = torch.arange(len(start), device=start.device)
-        return Trace(members, start.clone(), moved, moved.new_zeros(len(start)), None, {})
+        time = displacement.new_zeros(len(start))
+        return FlatEpoch(members, start.clone(), displacement, time, None, {})
 
-    def see(self, work: "Work", before: Tensor, average: Average, epoch: int) -> None:
-        """One more epoch of all members that are training."""
-        steps = -(-work.data.examples // work.plan.batch_size)
-        optimizer = work.plan.optimizer
-        self._recent.append(
-            Trace(
-                members=work.members,
-                weights=average.weights(),
-                moved=work.theta.double() - before.double(),
-                time=steps * optimizer.flow_time(work.rate_at(epoch)),
-                metric=optimizer.metric(work.state, work.steps),
-                columns={r: column.double() for r, column in average.columns().items()},
-            )
-        )
+    def add(self, epoch: FlatEpoch) -> None:
+        """Record one more epoch of the members that are training."""
+        self._recent.append(epoch)
 
-    def keep(self, ended: Tensor) -> None:
-        """Copy what went by last of the members that end."""
-        for place in range(1, len(self._recent) + 1):
-            seen, held = self._recent[-place], self._held[-place]
-            rows = torch.searchsorted(seen.members, ended)  # members are in order, and were there
-            held.weights[ended] = seen.weights[rows]
-            held.moved[ended] = seen.moved[rows]
-            held.time[ended] = seen.time[rows]
-            for regularizer, column in seen.columns.items():
-                own = held.columns.setdefault(regularizer, torch.zeros_like(held.moved))
-                own[ended] = column[rows]
-            if seen.metric is not None:
-                metric = torch.ones_like(held.moved) if held.metric is None else held.metric
-                metric[ended] = seen.metric[rows]
-                self._held[-place] = held._replace(metric=metric)
+    def finish(self, members: Tensor) -> None:
+        """Copy the recent epochs of members that finish now."""
+        for age in range(1, len(self._recent) + 1):
+            recent, final = self._recent[-age], self._final[-age]
+            # recent.members is ascending, and contains all members that are still training now.
+            rows = torch.searchsorted(recent.members, members)
+            final.average[members] = recent.average[rows]
+            final.displacement[members] = recent.displacement[rows]
+            final.time[members] = recent.time[rows]
+            for regularizer, column in recent.columns.items():
+                zeros = torch.zeros_like(final.displacement)
+                final.columns.setdefault(regularizer, zeros)[members] = column[rows]
+            if recent.metric is not None:
+                metric = final.metric
+                if metric is None:
+                    metric = torch.ones_like(final.displacement)
+                metric[members] = recent.metric[rows]
+                self._final[-age] = final._replace(metric=metric)
 
-    def epochs(self, ensemble: Ensemble, views: Callable[[Tensor], Params]) -> tuple[Epoch, ...]:
-        """The epochs that any member has, oldest first."""
-        one = ensemble.member(0)
+    def epochs(
+        self, ensemble: Ensemble, views: Callable[[Tensor], Params]
+    ) -> tuple[EnsembleEpoch, ...]:
+        """The epochs in which at least one member trained, oldest first."""
+        first_member = ensemble.member(0)
         return tuple(
-            Epoch(
-                average=ensemble.at(views(held.weights)),
-                displacement=views(held.moved),
-                time=held.time,
-                metric=None if held.metric is None else views(held.metric),
-                columns={r: _covered(r, views(own), one) for r, own in held.columns.items()},
+            EnsembleEpoch(
+                average=ensemble.with_params(views(epoch.average)),
+                displacement=views(epoch.displacement),
+                time=epoch.time,
+                metric=None if epoch.metric is None else views(epoch.metric),
+                columns={
+                    r: _zero_outside_scope(r, views(column), first_member)
+                    for r, column in epoch.columns.items()
+                },
             )
-            for held in self._held
-            if bool((held.time > 0).any())
+            for epoch in self._final
+            if bool((epoch.time > 0).any())
         )
 
 
-def _covered(regularizer: Regularizer, column: Params, one: Params) -> Params:
-    active = regularizer.bind(one).active
-    return {n: own if n in active else torch.zeros_like(own) for n, own in column.items()}
+def _zero_outside_scope(regularizer: Regularizer, column: Params, first_member: Params) -> Params:
+    """Zero a column on tensors that the scope excludes: entrywise derivatives cover all tensors."""
+    active = regularizer.bind(first_member).active
+    return {n: t if n in active else torch.zeros_like(t) for n, t in column.items()}
 
 
-class Outcome:
-    """Results as they come in: a run in the making."""
+class RunRecorder:
+    """Collects a run while it trains, and decides which members are finished."""
 
-    def __init__(self, ensemble: Ensemble, epochs: int, kept: int):
-        self._ensemble, self.epochs = ensemble, epochs
+    def __init__(self, ensemble: Ensemble, plan: Plan):
+        self._ensemble, self._stopping = ensemble, plan.stopping
         self._layout = Layout.of(ensemble.params)
-        count, start = len(ensemble), self._layout.rows(ensemble.params)
+        members, start = len(ensemble), self._layout.flatten(ensemble.params)
+        limits = plan.epochs_per_member(members)
+        self.max_epochs = max(limits)
+        self._limits = torch.tensor(limits, device=start.device)
         self._last, self._best = start.clone(), start.clone()
-        self._tail = Tail(start, kept)
-        self._lowest = start.new_full((count,), torch.inf)
-        self._waited = torch.zeros(count, dtype=torch.int64, device=start.device)
-        self._best_epoch = torch.full_like(self._waited, -1)
-        self._epochs = torch.zeros_like(self._waited)
-        self._history = start.new_full((epochs, count), torch.nan)
+        self._epoch_recorder = EpochRecorder(start, plan.recorded_epochs)
+        self._lowest = start.new_full((members,), torch.inf)
+        self._epochs_since_best = torch.zeros(members, dtype=torch.int64, device=start.device)
+        self._best_epoch = torch.full_like(self._epochs_since_best, -1)
+        self._epochs = torch.zeros_like(self._epochs_since_best)
+        self._history = start.new_full((self.max_epochs, members), torch.nan)
 
-    def improved(self, members: Tensor, value: Tensor, min_delta: float) -> Tensor:
-        """Which members have a new best value; counts the epochs that others have waited."""
-        better = value < self._lowest[members] - min_delta
-        self._lowest[members] = torch.where(better, value, self._lowest[members])
-        self._waited[members] = torch.where(better, 0, self._waited[members] + 1)
-        return better
+    def record(self, number: int, epoch: FlatEpoch, theta: Tensor, monitored: Tensor) -> Tensor:
+        """Record one epoch, and return a mask of the members that are finished after it.
 
-    def done(self, members: Tensor, value: Tensor, epoch: int, plan: Plan) -> Tensor:
-        """Which members have had their epochs, have waited long enough, or have diverged."""
-        self._history[epoch, members] = value
-        self._epochs[members] = epoch + 1
-        limit = torch.tensor(plan.epochs_of(len(self._epochs)), device=members.device)
-        over = (epoch + 1 >= limit[members]) | ~value.isfinite()
-        if plan.stopping is not None:
-            over |= self._waited[members] >= plan.stopping.patience
-        return over
+        Args:
+            number: the epoch's number, from 0.
+            epoch: the epoch of the members that are training.
+            theta: their weights after it.
+            monitored: their monitored values.
+        """
+        members = epoch.members
+        improved = self._update_lowest(members, monitored)
+        self._history[number, members] = monitored
+        self._epochs[members] = number + 1
+        self._best_epoch[members[improved]] = number
+        self._best[members[improved]] = theta[improved]
+        self._epoch_recorder.add(epoch)
+        finished = self._finished(number, members, monitored)
+        if len(members[finished]):
+            self._last[members[finished]] = theta[finished]
+            self._epoch_recorder.finish(members[finished])
+        return finished
 
-    def keep(
-        self, work: "Work", before: Tensor, average: Average, improved: Tensor, done: Tensor
-    ) -> None:
-        """Copy what is new: weights of members that improved, everything of those that end."""
-        better, ended = work.members[improved], work.members[done]
-        self._best_epoch[better] = self._epochs[better] - 1
-        self._best[better] = work.theta[improved]
-        self._tail.see(work, before, average, int(self._epochs[work.members[0]]) - 1)
-        if len(ended):
-            self._last[ended] = work.theta[done]
-            self._tail.keep(ended)
+    def _update_lowest(self, members: Tensor, monitored: Tensor) -> Tensor:
+        """Update the lowest values; return a mask of the members that improved."""
+        min_delta = 0.0 if self._stopping is None else self._stopping.min_delta
+        lowest, waited = self._lowest[members], self._epochs_since_best[members]
+        improved = monitored < lowest - min_delta
+        self._lowest[members] = torch.where(improved, monitored, lowest)
+        self._epochs_since_best[members] = torch.where(improved, 0, waited + 1)
+        return improved
+
+    def _finished(self, number: int, members: Tensor, monitored: Tensor) -> Tensor:
+        """Mask of the members at their last epoch, out of patience, or diverged."""
+        finished = (number + 1 >= self._limits[members]) | ~monitored.isfinite()
+        if self._stopping is not None:
+            finished |= self._epochs_since_best[members] >= self._stopping.patience
+        return finished
 
     def run(self) -> Run:
         """The finished run."""
         views = self._layout.views
         return Run(
-            last=self._ensemble.at(views(self._last)),
-            best=self._ensemble.at(views(self._best)),
-            tail=self._tail.epochs(self._ensemble, views),
+            last=self._ensemble.with_params(views(self._last)),
+            best=self._ensemble.with_params(views(self._best)),
+            recorded_epochs=self._epoch_recorder.epochs(self._ensemble, views),
             epochs=self._epochs.cpu(),
             best_epoch=self._best_epoch.cpu(),
             history=self._history[: int(self._epochs.max())].cpu(),

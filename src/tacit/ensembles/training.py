@@ -1,4 +1,4 @@
-"""Training M members as one program: each ends where it would have ended alone."""
+"""Training all members as one program; each ends with the weights of a separate training loop."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -9,24 +9,37 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from tacit.ensembles.checks import check_droppable, check_ensemble, check_loss, own_rates
-from tacit.ensembles.data import Owned, own_data
+from tacit.ensembles.checks import (
+    check_dropout_layers,
+    check_ensemble,
+    check_member_loss,
+    expand_dropout_rates,
+)
+from tacit.ensembles.data import MemberData, assign_data
 from tacit.ensembles.denormals import flushed_denormals
-from tacit.ensembles.evaluation import Loss, mean_loss
+from tacit.ensembles.evaluation import mean_loss
 from tacit.ensembles.layout import Layout
 from tacit.ensembles.members import Ensemble, check_seeds
-from tacit.ensembles.optimizers import State, factor_at, rates
-from tacit.ensembles.penalties import Penalties, Strengths, own_penalties
+from tacit.ensembles.optimizers import State, initial_rates, schedule_factor
+from tacit.ensembles.penalties import Penalties, Strengths, expand_penalties
 from tacit.ensembles.plan import Plan
-from tacit.ensembles.randomness import Chance
-from tacit.ensembles.run import Average, Outcome, Run, broken, mended
+from tacit.ensembles.randomness import MemberRandomness
+from tacit.ensembles.run import (
+    EpochMeans,
+    FlatEpoch,
+    Run,
+    RunRecorder,
+    nonfinite_members,
+    zero_nonfinite,
+)
 from tacit.errors import InputError
+from tacit.objective.losses import Loss
 from tacit.objective.params import Params
 from tacit.objective.passes import track
 from tacit.regularizers import Regularizer
 
 BatchPenalty = Callable[[Params, Tensor, Tensor, Tensor], Tensor]
-"""One value a member from stacked parameters, inputs, targets and the members' numbers."""
+"""batch_penalty(params, inputs, targets, members): one value per member."""
 
 
 def train(
@@ -42,168 +55,173 @@ def train(
 ) -> Run:
     """Train all members on loss + Σ_k λ_k R_k at once.
 
-    A member's weights are those that a plain loop gives alone: batches in the order of
-    `order_generator(seed)`, masks of `mask_generator(seed)`. Members that stop are frozen and cost
-    nothing further. Denormal numbers are flushed on the CPU while it runs.
+    Each member ends with the weights that a plain loop over one module gives, with batches in the
+    order of `order_generator(seed)` and masks from `mask_generator(seed)`. Members that stop are
+    frozen and cost nothing further. On a CPU, denormal numbers are flushed while training.
 
     Args:
-        ensemble: where the members start; on the device and in the dtype to train in.
-        loss: mean loss of a batch, as loss(outputs, targets).
-        data: (inputs, targets) that all share, or `Data`.
+        ensemble: the initial members, on the device and in the dtype to train in.
+        loss: mean loss of a batch, loss(outputs, targets).
+        data: (inputs, targets) that all members share, or `Data`.
         plan: optimizer, epochs, batch size, stopping.
-        seeds: one a member, for its batch order and its masks; equal seeds share both.
-        penalties: penalties with one strength for all, or one a member.
-        dropout: the rate of each member's dropout layers; by default as the layers say.
+        seeds: one per member, for its batch order and masks; members with equal seeds share both.
+        penalties: penalties with one strength for all members, or one per member.
+        dropout: the rate of each member's dropout layers; by default the rate of the layers.
         batch_penalty: a penalty that depends on the batch, batch_penalty(params, inputs, targets,
-            members): one value for each of the members of these numbers.
+            members), with stacked arguments and the indices of the members that are still
+            training. It returns one value for each of them.
     """
     check_ensemble(ensemble)
     if not isinstance(plan, Plan):
         raise InputError(f"plan is a {type(plan).__name__}: pass ensembles.Plan(optimizer, …).")
     seeds = check_seeds(seeds, len(ensemble))
-    work = _begin(ensemble, loss, data, plan, seeds, penalties, dropout)
-    work = replace(work, batch_penalty=batch_penalty)
-    for part in (work.data, work.validation):
-        if part is not None:
-            check_loss(ensemble, loss, part)
+    active = _initial_state(ensemble, loss, data, plan, seeds, penalties, dropout)
+    active = replace(active, batch_penalty=batch_penalty)
+    for checked in (active.data, active.validation):
+        if checked is not None:
+            check_member_loss(ensemble, loss, checked)
     if dropout is not None:
-        check_droppable(ensemble)
+        check_dropout_layers(ensemble)
     _check_averaged(plan, ensemble)
-    outcome = Outcome(ensemble, max(plan.epochs_of(len(ensemble))), plan.kept)
+    recorder = RunRecorder(ensemble, plan)
     with flushed_denormals(), torch.enable_grad():
-        for epoch in track(range(outcome.epochs), total=outcome.epochs, label="epochs"):
-            before = work.theta.clone()
-            average, value = work.epoch(epoch)
-            improved = outcome.improved(work.members, value, work.min_delta)
-            done = outcome.done(work.members, value, epoch, plan)
-            outcome.keep(work, before, average, improved, done)
-            if bool(done.all()):
+        for number in track(range(recorder.max_epochs), total=recorder.max_epochs, label="epochs"):
+            epoch, monitored = active.train_epoch(number)
+            finished = recorder.record(number, epoch, active.theta, monitored)
+            if bool(finished.all()):
                 break
-            if bool(done.any()):
-                work = work.of(torch.nonzero(~done)[:, 0])
-    return outcome.run()
+            if bool(finished.any()):
+                active = active.select(torch.nonzero(~finished)[:, 0])
+    return recorder.run()
 
 
 def _check_averaged(plan: Plan, ensemble: Ensemble) -> None:
-    one = ensemble.member(0)
+    first_member = ensemble.member(0)
     for regularizer in plan.averaged:
-        if any(len(own) > 1 for own in regularizer.bind(one).active.values()):
+        if any(len(columns) > 1 for columns in regularizer.bind(first_member).active.values()):
             raise InputError(
-                f"averaged: {regularizer.name!r} has several coefficients on one tensor; its "
-                "gradients cannot be averaged apart. Average families of one coefficient."
+                f"averaged: {regularizer.name!r} has several strengths on one tensor, and their "
+                "gradients cannot be averaged separately. Average families with one strength."
             )
 
 
 @dataclass(eq=False)
-class Work:
-    """Members that are still training, with all that is theirs, stacked."""
+class ActiveMembers:
+    """The members that are still training: weights, optimizer state, data and randomness."""
 
     ensemble: Ensemble
     loss: Loss
     plan: Plan
     members: Tensor
-    """Their numbers in the ensemble."""
+    """Their indices in the ensemble, ascending."""
     layout: Layout
     theta: Tensor
-    """Parameters, (members, parameters)."""
+    """Weights, (members, parameters)."""
     state: State
-    rate: Tensor
-    data: Owned
-    validation: Owned | None
-    chance: Chance
+    rates: Tensor
+    """Step sizes before any milestone."""
+    data: MemberData
+    validation: MemberData | None
+    randomness: MemberRandomness
     penalties: Penalties
     dropout: Tensor | None
+    """Dropout rates, or None for those of the layers."""
     batch_penalty: BatchPenalty | None = None
     steps: int = 0
 
-    @property
-    def min_delta(self) -> float:
-        """What an improvement must exceed."""
-        return 0.0 if self.plan.stopping is None else self.plan.stopping.min_delta
+    def select(self, remaining: Tensor) -> "ActiveMembers":
+        """Continue with some of these members.
 
-    def of(self, kept: Tensor) -> "Work":
-        """The same with some of these members."""
-        self.chance.keep(kept)
+        Trap: `randomness` is restricted in place, so this object must not be used afterwards.
+        """
+        self.randomness.restrict_to(remaining)
         return replace(
             self,
-            members=self.members[kept],
-            theta=self.theta[kept],
-            state={key: held[kept] for key, held in self.state.items()},
-            rate=self.rate[kept],
-            data=self.data.of(kept),
-            validation=None if self.validation is None else self.validation.of(kept),
-            penalties=self.penalties.of(kept),
-            dropout=None if self.dropout is None else self.dropout[kept],
+            members=self.members[remaining],
+            theta=self.theta[remaining],
+            state={key: average[remaining] for key, average in self.state.items()},
+            rates=self.rates[remaining],
+            data=self.data.select(remaining),
+            validation=None if self.validation is None else self.validation.select(remaining),
+            penalties=self.penalties.select(remaining),
+            dropout=None if self.dropout is None else self.dropout[remaining],
         )
 
-    def rate_at(self, epoch: int) -> Tensor:
-        """Step sizes in an epoch."""
-        return self.rate * factor_at(self.plan.optimizer, epoch)
-
-    def epoch(self, epoch: int) -> tuple[Average, Tensor]:
-        """One epoch in place: averages over the points stepped from, and the monitored value."""
-        rate = self.rate_at(epoch)
-        average = Average(self.theta, self.layout, self.plan.averaged)
-        losses, added = torch.zeros_like(rate), torch.zeros_like(rate)
-        order = self.chance.order(self.data.examples)
+    def train_epoch(self, number: int) -> tuple[FlatEpoch, Tensor]:
+        """Train one epoch in place; return what is recorded of it, and the monitored values."""
+        optimizer, examples = self.plan.optimizer, self.data.examples
+        rates = self.rates * schedule_factor(optimizer, number)
+        start = self.theta.clone()
+        means = EpochMeans(self.theta, self.layout, self.plan.averaged)
+        loss_sum, penalty_sum = torch.zeros_like(rates), torch.zeros_like(rates)
+        order = self.randomness.draw_orders(examples)
         for inputs, targets in self.data.batches(order, self.plan.batch_size):
-            average.add(self.theta)
-            loss, penalty, slope = self._slope(inputs, targets)
-            size = inputs.shape[1]
-            losses.add_(loss, alpha=size)
-            added.add_(penalty, alpha=size)
+            means.add(self.theta)
+            loss, penalty, gradient = self._gradient(inputs, targets)
+            loss_sum.add_(loss, alpha=inputs.shape[1])
+            penalty_sum.add_(penalty, alpha=inputs.shape[1])
             self.steps += 1
-            self.plan.optimizer.step(self.theta, slope, self.state, rate, self.steps)
-        return average, self._monitored(losses / self.data.examples, added / self.data.examples)
+            optimizer.step(self.theta, gradient, self.state, rates, self.steps)
+        steps_per_epoch = -(-examples // self.plan.batch_size)
+        epoch = FlatEpoch(
+            members=self.members,
+            average=means.weights(),
+            displacement=self.theta.double() - start.double(),
+            time=steps_per_epoch * optimizer.flow_time(rates),
+            metric=optimizer.metric(self.state, self.steps),
+            columns={r: column.double() for r, column in means.columns().items()},
+        )
+        return epoch, self._monitored(loss_sum / examples, penalty_sum / examples)
 
-    def _slope(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _gradient(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Losses, penalties, and the gradient of their sum, (members, parameters)."""
-        theta = mended(self.theta) if self.penalties.fragile else self.theta
+        needs_finite = self.penalties.needs_autograd
+        theta = zero_nonfinite(self.theta) if needs_finite else self.theta
         leaves = {n: p.detach().requires_grad_() for n, p in self.layout.views(theta).items()}
-        loss, penalty = self._function(leaves, inputs, targets)
-        found = torch.autograd.grad(
+        loss, penalty = self._differentiated(leaves, inputs, targets)
+        tensors = torch.autograd.grad(
             (loss + penalty).sum(), list(leaves.values()), materialize_grads=True
         )
-        slope = self.layout.rows(dict(zip(leaves, found, strict=True)))
+        gradient = self.layout.flatten(dict(zip(leaves, tensors, strict=True)))
         with torch.no_grad():
-            added = self.penalties.add(self.theta, slope)
-            if self.penalties.fragile:
-                slope[broken(self.theta)] = torch.nan
-        return loss.detach(), penalty.detach() + added, slope
+            entrywise = self.penalties.add_entrywise(self.theta, gradient)
+            if needs_finite:
+                gradient[nonfinite_members(self.theta)] = torch.nan
+        return loss.detach(), penalty.detach() + entrywise, gradient
 
     @cached_property
-    def _function(self) -> Callable[..., tuple[Tensor, Tensor]]:
-        """Losses and penalties of these members as one function, compiled once if at all."""
+    def _differentiated(self) -> Callable[..., tuple[Tensor, Tensor]]:
+        """Losses and penalties that autograd differentiates, compiled once if the plan says so."""
         forward, losses = self.ensemble.forward, vmap(self.loss)
-        drop = self.chance.drop(self.dropout)
+        apply_dropout = self.randomness.dropout(self.dropout)
 
-        def function(params: Params, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-            loss = losses(forward(params, inputs, drop), targets)
-            added = self.penalties.traced(params) + torch.zeros_like(loss)
+        def evaluate(params: Params, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+            loss = losses(forward(params, inputs, apply_dropout), targets)
+            penalty = self.penalties.autograd_values(params) + torch.zeros_like(loss)
             if self.batch_penalty is not None:
-                own = self.batch_penalty(params, inputs, targets, self.members)
-                if own.shape != loss.shape:
+                values = self.batch_penalty(params, inputs, targets, self.members)
+                if values.shape != loss.shape:
                     raise InputError(
-                        f"batch_penalty returned shape {tuple(own.shape)} for {len(loss)} members: "
-                        "return one value a member."
+                        f"batch_penalty returned shape {tuple(values.shape)} for {len(loss)} "
+                        "members: return one value per member."
                     )
-                added = added + own
-            return loss, added
+                penalty = penalty + values
+            return loss, penalty
 
-        return function if self.plan.compile is None else self.plan.compile(function)
+        return evaluate if self.plan.compile is None else self.plan.compile(evaluate)
 
     def _monitored(self, loss: Tensor, penalty: Tensor) -> Tensor:
+        """The values that stopping is decided on."""
         stopping = self.plan.stopping
         if stopping is None or stopping.monitor == "objective":
             return loss + penalty
         if self.validation is None:
             return loss
-        return mean_loss(
-            self.ensemble.at(self.layout.views(self.theta)), self.loss, self.validation
-        )
+        current = self.ensemble.with_params(self.layout.views(self.theta))
+        return mean_loss(current, self.loss, self.validation)
 
 
-def _begin(
+def _initial_state(
     ensemble: Ensemble,
     loss: Loss,
     data: Any,
@@ -211,24 +229,24 @@ def _begin(
     seeds: list[int],
     penalties: Mapping[Regularizer, Strengths] | None,
     dropout: float | Sequence[float] | Tensor | None,
-) -> Work:
+) -> ActiveMembers:
+    """All members before the first epoch."""
     params = {n: p.detach() for n, p in ensemble.params.items()}
-    layout, first, members = Layout.of(params), ensemble.first, len(ensemble)
-    theta = layout.rows(params)
-    stopping = plan.stopping
-    validation = None if stopping is None else stopping.validation
-    return Work(
+    layout, like, members = Layout.of(params), ensemble.first_tensor, len(ensemble)
+    theta = layout.flatten(params)
+    validation = None if plan.stopping is None else plan.stopping.validation
+    return ActiveMembers(
         ensemble=ensemble,
         loss=loss,
         plan=plan,
-        members=torch.arange(members, device=first.device),
+        members=torch.arange(members, device=like.device),
         layout=layout,
         theta=theta,
-        state=plan.optimizer.start(theta),
-        rate=rates(plan.optimizer, members, first),
-        data=own_data(data, members, first),
-        validation=None if validation is None else own_data(validation, members, first),
-        chance=Chance(seeds, first.device),
-        penalties=own_penalties(penalties, params),
-        dropout=None if dropout is None else own_rates(dropout, members, first),
+        state=plan.optimizer.initial_state(theta),
+        rates=initial_rates(plan.optimizer, members, like),
+        data=assign_data(data, members, like),
+        validation=None if validation is None else assign_data(validation, members, like),
+        randomness=MemberRandomness(seeds, like.device),
+        penalties=expand_penalties(penalties, params),
+        dropout=None if dropout is None else expand_dropout_rates(dropout, members, like),
     )

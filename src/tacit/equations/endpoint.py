@@ -5,10 +5,10 @@ from collections.abc import Mapping, Sequence
 from torch import Tensor
 
 from tacit.equations.equations import Equations, Source
-from tacit.equations.rows import check_candidates, describe, point_of, rounding_norms, write_blocks
-from tacit.objective.objective import Objective
-from tacit.objective.params import Scope, norm, select
-from tacit.regularizers import Regularizer
+from tacit.equations.rows import check_candidates, write_equations
+from tacit.objective.objective import Objective, check_objective
+from tacit.objective.params import Scope, norm
+from tacit.regularizers.family import Regularizer
 
 
 def endpoint_equations(
@@ -21,30 +21,27 @@ def endpoint_equations(
 ) -> Equations:
     """Equations Σ λ_k ∇R_k(θ) = −∇L(θ) at one point: the total effect of everything.
 
-    Assumes that θ is a stationary point of L + R. Where training stopped early or noisily, λ
-    mixes regularization with unfinished optimisation.
+    Trap: they assume that θ is a stationary point of L + R. Where training stopped early or
+    noisily, λ mixes regularization with unfinished optimisation.
 
     Args:
         objective: the loss, without any penalty.
         regularizers: candidates whose strengths are estimated.
-        params: the point; by default the model's parameters as they are.
+        params: the point; by default the model's current parameters.
         known: penalties that training did apply, with their strengths; they move to the target.
         rows: which parameters' equations to use; by default all.
     """
     candidates = check_candidates(regularizers, known)
-    params = point_of(objective, params)
-    chosen = select(params, rows, what="rows")
-    bound = candidates.bind(params)
-    floors = rounding_norms(objective, params)
+    params = check_objective(objective).point(params)
+    bound = candidates.bind(params, rows)
+    floors = objective.rounding(params)
     value, gradient = objective.value_and_gradient(params)
-    length = norm(gradient)
-    for tensor in gradient.values():
-        tensor.neg_()
-    blocks = write_blocks(params, bound, [gradient], floors=floors, rows=chosen)
     source = Source(
         mode="endpoint",
         loss_value=value,
-        gradient_norm=length,
-        **describe(objective, params, chosen, candidates),
+        gradient_norm=norm(gradient),
+        **objective.describe(params),
+        **bound.describe(),
     )
-    return Equations(bound.families, bound.columns.names, 1, tuple(blocks), (source,))
+    target = {name: tensor.neg_() for name, tensor in gradient.items()}
+    return write_equations(bound, [target], floors=floors, source=source)

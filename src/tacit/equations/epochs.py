@@ -17,16 +17,16 @@ from tacit.equations.trajectory import Trajectory, trajectory_equations
 from tacit.errors import InputError
 from tacit.objective.objective import Objective
 from tacit.objective.params import Params, Scope, float64_zeros, norm, to_float64, trainable
-from tacit.regularizers import Columns, Regularizer
+from tacit.regularizers.family import Columns, Regularizer
 
 
 @dataclass(frozen=True, eq=False)
 class Epoch:
-    """What an epoch comes to: means over the points it stepped from, and where it went in all."""
+    """One epoch: means over the points that it stepped from, and its whole displacement."""
 
     mean: Params
     displacement: Params
-    """In float64; after Adam scaled by √v̂ + ε, so that over time it is a mean force."""
+    """In float64; after Adam scaled by √v̂ + ε, so that displacement/time is a mean gradient."""
     time: float
     columns: dict[Regularizer, dict[str, Params]]
     """Mean gradients of the averaged regularizers, by column and tensor."""
@@ -36,47 +36,47 @@ class EpochAverages:
     """Means over the epochs of a training loop; see `average_epochs`."""
 
     def __init__(
-        self, model: nn.Module, optimizer: Optimizer, averaged: Sequence[Regularizer], kept: int
+        self, model: nn.Module, optimizer: Optimizer, averaged: Sequence[Regularizer], epochs: int
     ):
         self._model, self._optimizer, self._averaged = model, optimizer, tuple(averaged)
-        self._epochs: deque[Epoch] = deque(maxlen=kept)
-        self._begin()
-        self._hook = optimizer.register_step_pre_hook(self._see_point)
+        self._epochs: deque[Epoch] = deque(maxlen=epochs)
+        self._start_epoch()
+        self._hook = optimizer.register_step_pre_hook(self._add_point)
 
     def __len__(self) -> int:
         return len(self._epochs)
 
-    def _begin(self) -> None:
+    def _start_epoch(self) -> None:
         params = trainable(self._model)
         self._start = {n: to_float64(p).clone() for n, p in params.items()}
         self._sums, self._points, self._time = float64_zeros(params), 0, 0.0
-        self._columns: dict[Regularizer, dict[str, Params]] = {}
+        self._column_sums: dict[Regularizer, dict[str, Params]] = {}
 
     @torch.no_grad()
-    def _see_point(self, *_: Any) -> None:
-        """Before an update: the point that it steps from, weighed by how long it will step."""
+    def _add_point(self, *_: Any) -> None:
+        """Before an update: add the point that it steps from, weighted by the step's flow time."""
         skipped = getattr(self._optimizer, "found_inf", None)
-        if skipped is not None and float(skipped):  # a fused optimizer steps, but does not move
+        if skipped is not None and float(skipped):  # a fused optimizer is called but does not move
             return
-        params, time = trainable(self._model), _time_of_step(self._optimizer)
+        params, time = trainable(self._model), _step_time(self._optimizer)
         if params.keys() != self._start.keys():
-            self._begin_anew()
+            self._restart()
         self._points += 1
         self._time += time
-        _add(self._sums, params, time)
+        _add_weighted(self._sums, params, time)
         for regularizer in self._averaged:
-            held = self._columns.setdefault(regularizer, {})
+            sums = self._column_sums.setdefault(regularizer, {})
             for name, column in regularizer.gradient(params).items():
-                _add(held.setdefault(name, float64_zeros(params)), column, time)
+                _add_weighted(sums.setdefault(name, float64_zeros(params)), column, time)
 
-    def _begin_anew(self) -> None:
-        """Other parameters train from here on: what was kept is of another system."""
+    def _restart(self) -> None:
+        """Other parameters train from now on: earlier epochs belong to a different system."""
         if self._points:
             raise InputError(
                 "parameters were frozen or unfrozen within an epoch: call end_epoch() before."
             )
         self._epochs.clear()
-        self._begin()
+        self._start_epoch()
 
     def end_epoch(self) -> None:
         """Close an epoch: call it after the last update of each."""
@@ -85,8 +85,8 @@ class EpochAverages:
                 "end_epoch() was called before any update of the optimizer (or all had a step size "
                 "of zero): call it after the last optimizer.step() of every epoch."
             )
-        params = {n: p for n, p in _parameters(self._model).items() if n in self._start}
-        metric = _metric(self._model, self._optimizer)
+        params = {n: p for n, p in _all_parameters(self._model).items() if n in self._start}
+        metric = _adam_metric(self._model, self._optimizer)
         moved = {n: to_float64(p) - self._start[n] for n, p in params.items()}
         self._epochs.append(
             Epoch(
@@ -94,12 +94,15 @@ class EpochAverages:
                 displacement={n: m if metric is None else m * metric[n] for n, m in moved.items()},
                 time=self._time,
                 columns={
-                    r: {c: {n: t / self._time for n, t in own.items()} for c, own in held.items()}
-                    for r, held in self._columns.items()
+                    regularizer: {
+                        column: {n: t / self._time for n, t in tensors.items()}
+                        for column, tensors in sums.items()
+                    }
+                    for regularizer, sums in self._column_sums.items()
                 },
             )
         )
-        self._begin()
+        self._start_epoch()
 
     def equations(
         self,
@@ -109,9 +112,9 @@ class EpochAverages:
         known: Mapping[Regularizer, float] | None = None,
         rows: Scope = None,
     ) -> Equations:
-        """Equations Σ λ_k ∇R_k = −∇L(θ̄) − Δθ/time, one source for each epoch that was kept.
+        """Equations Σ λ_k ∇R_k = −∇L(θ̄) − Δθ/time, one source per recorded epoch.
 
-        With two or more, `Fit.standard_errors["training"]` is how far the epochs disagree.
+        With two or more epochs, `Fit.standard_errors["training"]` measures their disagreement.
         """
         if not self._epochs:
             raise InputError("no epoch was closed: call end_epoch() after each.")
@@ -119,22 +122,21 @@ class EpochAverages:
         _check_averaged(self._averaged, (*candidates.estimated, *candidates.known))
         parts = []
         for epoch in self._epochs:
-            path = Trajectory([epoch.mean], [epoch.displacement], [epoch.time])
-            swapped = {r: _averaged_form(r, epoch) for r in epoch.columns}
-            found = trajectory_equations(
+            averaged = {r: _with_mean_columns(r, epoch) for r in epoch.columns}
+            equations = trajectory_equations(
                 objective,
-                path,
-                [swapped.get(r, r) for r in candidates.estimated],
-                known={swapped.get(r, r): value for r, value in candidates.known.items()},
+                Trajectory([epoch.mean], [epoch.displacement], [epoch.time]),
+                [averaged.get(r, r) for r in candidates.estimated],
+                known={averaged.get(r, r): value for r, value in candidates.known.items()},
                 rows=rows,
             )
-            bends = {r.name: _bend(r, epoch) for r in epoch.columns}
-            source = replace(found.sources[0], unsettled=bends, epoch=True)
-            parts.append(replace(found, sources=(source,)))
+            unsettled = {r.name: _gradient_spread(r, epoch) for r in epoch.columns}
+            source = replace(equations.sources[0], unsettled=unsettled, epoch=True)
+            parts.append(replace(equations, sources=(source,)))
         return stack(parts)
 
     def close(self) -> None:
-        """Let go of the optimizer."""
+        """Remove the hook from the optimizer."""
         self._hook.remove()
 
 
@@ -143,25 +145,26 @@ def average_epochs(
     optimizer: Optimizer,
     *,
     averaged: Sequence[Regularizer] = (),
-    kept: int = 1,
+    epochs: int = 1,
 ) -> EpochAverages:
     """Average a training loop over its epochs, so that the noise of single batches cancels.
 
-    The last weights of a run with a constant step are one noisy draw. Summed over an epoch, the
-    steps say Δθ/time = −(mean of ∇L over the batches) − Σ λ_k (mean of ∇R_k): what is left of the
-    way to the optimum is Δθ, and each example was seen once. Call `end_epoch()` after each epoch.
+    The last weights of a run with a constant step size are one noisy draw. Summed over an epoch,
+    the steps satisfy Δθ/time = −(mean of ∇L over the batches) − Σ λ_k (mean of ∇R_k). Every example
+    was seen once, so the first mean is close to ∇L(θ̄), and Δθ accounts for training that has not
+    finished. Call `end_epoch()` after each epoch.
 
-    Points weigh by their step size. Trap: where that falls within an epoch, so do the examples seen
-    late, and the mean of ∇L over batches is not quite ∇L.
+    Points are weighted by their step size. Trap: where the step size falls within an epoch, the
+    examples seen late have less weight, and the mean of ∇L over batches is not exactly ∇L.
 
     Args:
-        model: what is trained.
+        model: the model that is trained.
         optimizer: torch's SGD (momentum counts as a flow time of η/(1−β)) or Adam (whose steps are
-            taken in the metric √v̂ + ε, assumed steady over an epoch); it is watched by hooks.
+            taken in the metric √v̂ + ε, assumed constant over an epoch); it is observed by hooks.
         averaged: regularizers whose gradient is averaged over the points of an epoch, at the cost
-            of one evaluation a step; for those that bend within the noise of the weights, such as
-            smooth_l1. Others are taken at the mean point.
-        kept: how many of the last epochs to keep. One gives an estimate, ten its error bars.
+            of one evaluation per step; for gradients that change within the noise of the weights,
+            such as smooth_l1's. The gradients of others are taken at the mean point.
+        epochs: how many of the last epochs to record. One gives an estimate, ten its error bars.
 
     >>> import tacit
     >>> torch.manual_seed(0)  # doctest: +ELLIPSIS
@@ -170,16 +173,16 @@ def average_epochs(
     >>> y = X.sum(1, keepdim=True)
     >>> model = torch.nn.Linear(3, 1, bias=False).double()
     >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.05, weight_decay=0.2)
-    >>> watch = average_epochs(model, optimizer, kept=4)
+    >>> averages = average_epochs(model, optimizer, epochs=4)
     >>> for epoch in range(40):
     ...     for rows in torch.randperm(64).split(8):
     ...         optimizer.zero_grad()
     ...         torch.nn.functional.mse_loss(model(X[rows]), y[rows]).backward()
     ...         optimizer.step()
-    ...     watch.end_epoch()
+    ...     averages.end_epoch()
     >>> objective = tacit.Objective(model, torch.nn.functional.mse_loss, (X, y))
-    >>> found = tacit.fit(watch.equations(objective, [tacit.l2()]))
-    >>> round(found.strengths["l2"], 2), len(found.sources)  # weight decay 0.2 is 0.1 ‖θ‖²
+    >>> fit = tacit.fit(averages.equations(objective, [tacit.l2()]))
+    >>> round(fit.strengths["l2"], 2), len(fit.sources)  # weight decay 0.2 is 0.1 ‖θ‖²
     (0.1, 4)
     """
     if not isinstance(model, nn.Module):
@@ -187,106 +190,105 @@ def average_epochs(
             f"average_epochs was given a {type(model).__name__}: pass a torch.nn.Module."
         )
     _check_optimizer(model, optimizer)
-    if isinstance(kept, bool) or not isinstance(kept, int) or kept < 1:
-        raise InputError(f"kept is {kept!r}: pass a whole number of epochs, at least 1.")
+    if isinstance(epochs, bool) or not isinstance(epochs, int) or epochs < 1:
+        raise InputError(f"epochs is {epochs!r}: pass a whole number of epochs, at least 1.")
     if not isinstance(averaged, Sequence) or any(not isinstance(r, Regularizer) for r in averaged):
         raise InputError("averaged is no list of regularizers: pass one, as in [tacit.l2()].")
-    return EpochAverages(model, optimizer, averaged, kept)
+    return EpochAverages(model, optimizer, averaged, epochs)
 
 
-def _parameters(model: nn.Module) -> Params:
+def _all_parameters(model: nn.Module) -> Params:
     return {n: p.detach() for n, p in model.named_parameters()}
 
 
-def _add(sums: Params, parts: Mapping[str, Tensor], weight: float) -> None:
+def _add_weighted(sums: Params, tensors: Mapping[str, Tensor], weight: float) -> None:
     for name, total in sums.items():
-        total.add_(parts[name].to(total.device), alpha=weight)
+        total.add_(tensors[name].to(total.device), alpha=weight)
 
 
-def _averaged_form(regularizer: Regularizer, epoch: Epoch) -> Regularizer:
-    """The regularizer with its columns as averaged over the epoch, instead of at a point."""
-    columns = epoch.columns[regularizer]
+def _with_mean_columns(regularizer: Regularizer, epoch: Epoch) -> Regularizer:
+    """The regularizer with its columns averaged over the epoch, instead of taken at a point."""
+    mean_columns = epoch.columns[regularizer]
 
     def bind(params: Params) -> Columns:
         active = regularizer.bind(params).active
-        held = list(columns.values())
+        columns = list(mean_columns.values())
 
         def rows(tensor: str, part: slice) -> Tensor:
-            own = [held[c][tensor].flatten()[part] for c in active[tensor]]
-            return torch.stack(own, dim=1).to(params[tensor].device)
+            slices = [columns[c][tensor].flatten()[part] for c in active[tensor]]
+            return torch.stack(slices, dim=1).to(params[tensor].device)
 
-        return Columns(tuple(columns), active, rows)
+        return Columns(tuple(mean_columns), active, rows)
 
     return replace(regularizer, bind=bind)
 
 
-def _bend(regularizer: Regularizer, epoch: Epoch) -> float:
-    """‖mean of ∇R − ∇R at the mean point‖ / ‖mean of ∇R‖, of the worst column."""
-    here = regularizer.gradient({n: p.detach() for n, p in epoch.mean.items()})
-    worst = 0.0
+def _gradient_spread(regularizer: Regularizer, epoch: Epoch) -> float:
+    """‖mean of ∇R − ∇R at the mean point‖ / ‖mean of ∇R‖, the largest over the columns."""
+    at_mean = regularizer.gradient({n: p.detach() for n, p in epoch.mean.items()})
+    largest = 0.0
     for name, mean in epoch.columns[regularizer].items():
-        apart = norm({n: mean[n] - here[name][n].to(mean[n].device) for n in mean})
-        worst = max(worst, apart / norm(mean) if norm(mean) else 0.0)
-    return worst
+        distance = norm({n: mean[n] - at_mean[name][n].to(mean[n].device) for n in mean})
+        largest = max(largest, distance / norm(mean) if norm(mean) else 0.0)
+    return largest
 
 
-def _check_averaged(averaged: Sequence[Regularizer], given: Sequence[Regularizer]) -> None:
-    held = {regularizer.name: regularizer for regularizer in averaged}
-    for regularizer in given:
-        if held.get(regularizer.name, regularizer) is not regularizer:
+def _check_averaged(averaged: Sequence[Regularizer], candidates: Sequence[Regularizer]) -> None:
+    by_name = {regularizer.name: regularizer for regularizer in averaged}
+    for candidate in candidates:
+        if by_name.get(candidate.name, candidate) is not candidate:
             raise InputError(
-                f"{regularizer.name!r} was averaged while training, but this is another object of "
-                "that name: pass the one that average_epochs had, or give this one its own name."
+                f"{candidate.name!r} was averaged while training, but this is another object of "
+                "that name: pass the one that average_epochs had, or give this one another name."
             )
 
 
 def _check_optimizer(model: nn.Module, optimizer: Optimizer) -> None:
-    decoupled = [g.get("decoupled_weight_decay") or g.get("amsgrad") for g in _groups(optimizer)]
-    if not isinstance(optimizer, SGD | Adam) or any(decoupled):
+    groups = getattr(optimizer, "param_groups", [])
+    unsupported = [g.get("decoupled_weight_decay") or g.get("amsgrad") for g in groups]
+    if not isinstance(optimizer, SGD | Adam) or any(unsupported):
         raise InputError(
-            f"average_epochs was given {type(optimizer).__name__}: it knows the flow that SGD "
-            "follows, and Adam's (without amsgrad, and with weight decay in the loss, not apart as "
-            "in AdamW). Train with one of those, or use endpoint_equations."
+            f"average_epochs was given {type(optimizer).__name__}: it supports SGD, and Adam "
+            "without amsgrad and with weight decay in the loss (not decoupled, as in AdamW). Train "
+            "with one of those, or use endpoint_equations."
         )
-    moved = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    still = [n for n, p in model.named_parameters() if p.requires_grad and id(p) not in moved]
-    if still:
+    trained = {id(p) for group in groups for p in group["params"]}
+    missing = [n for n, p in model.named_parameters() if p.requires_grad and id(p) not in trained]
+    if missing:
         raise InputError(
-            f"the optimizer does not move {still[0]!r} and {len(still) - 1} others: their drift "
-            "says nothing. Set requires_grad=False for them."
+            f"the optimizer does not train {missing[0]!r} and {len(missing) - 1} others: their "
+            "displacement says nothing. Set requires_grad=False for them."
         )
-    _time_of_step(optimizer)
+    _step_time(optimizer)
 
 
-def _groups(optimizer: Any) -> list[dict[str, Any]]:
-    return getattr(optimizer, "param_groups", [])
-
-
-def _time_of_step(optimizer: Optimizer) -> float:
+def _step_time(optimizer: Optimizer) -> float:
     if isinstance(optimizer, SGD):
         return flow_time(optimizer)
     rates = {float(group["lr"]) for group in optimizer.param_groups}
     if len(rates) > 1:
         raise InputError(
             f"the optimizer's parameter groups have different step sizes {sorted(rates)}: one time "
-            "a step is needed. Use the same lr for all."
+            "per step is needed. Use the same lr for all."
         )
     return rates.pop()
 
 
-def _metric(model: nn.Module, optimizer: Optimizer) -> Params | None:
+def _adam_metric(model: nn.Module, optimizer: Optimizer) -> Params | None:
     """√v̂ + ε of Adam, by parameter; None for SGD."""
     if isinstance(optimizer, SGD):
         return None
-    scale: dict[int, Callable[[], Tensor]] = {}
+    metric: dict[int, Callable[[], Tensor]] = {}
     for group in optimizer.param_groups:
         for parameter in group["params"]:
-            scale[id(parameter)] = lambda p=parameter, g=group: _scale(p, optimizer.state[p], g)
-    owned = {n: p for n, p in model.named_parameters() if p.requires_grad}
-    return {n: scale[id(p)]() for n, p in owned.items()}
+            metric[id(parameter)] = lambda p=parameter, g=group: _adam_scale(
+                p, optimizer.state[p], g
+            )
+    trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
+    return {n: metric[id(p)]() for n, p in trained.items()}
 
 
-def _scale(parameter: Tensor, state: Mapping[str, Any], group: Mapping[str, Any]) -> Tensor:
+def _adam_scale(parameter: Tensor, state: Mapping[str, Any], group: Mapping[str, Any]) -> Tensor:
     if "step" not in state:  # it had no gradient, and did not move
         return torch.ones_like(to_float64(parameter.detach()))
     decay = group["betas"][1] ** float(state["step"])

@@ -1,4 +1,4 @@
-"""Reference displacements: where the unregularised gradient flow dθ/dt = −∇L would have gone."""
+"""Reference displacements: where the unregularised gradient flow dθ/dt = −∇L would go."""
 
 from collections.abc import Callable
 
@@ -18,7 +18,7 @@ def euler(objective: Objective, point: Params, time: float) -> Params:
 def rk4(substeps: int = 10) -> Reference:
     """Gradient flow by classical Runge–Kutta: the reference for what discrete steps add to it.
 
-    Costs 4·substeps gradients a step. Trap: an Euler reference of k substeps instead would bias
+    Costs 4·substeps gradients per step. Trap: an Euler reference of k substeps instead would bias
     the strength of ‖∇L‖² by exactly 1 − 1/k.
     """
     if isinstance(substeps, bool) or not isinstance(substeps, int) or substeps < 1:
@@ -26,23 +26,24 @@ def rk4(substeps: int = 10) -> Reference:
 
     def reference(objective: Objective, point: Params, time: float) -> Params:
         start = {n: to_float64(p) for n, p in point.items()}
-        moved = {n: p.new_zeros(p.shape) for n, p in start.items()}
+        displacement = {n: p.new_zeros(p.shape) for n, p in start.items()}
         h = time / substeps
 
-        def slope(ahead: float, along: Params | None) -> Params:
-            at = {
-                n: p + moved[n] + (ahead * along[n] if along is not None else 0)
+        def velocity(ahead: float, direction: Params | None) -> Params:
+            """−∇L at the current point plus ahead·direction."""
+            params = {
+                n: p + displacement[n] + (ahead * direction[n] if direction is not None else 0)
                 for n, p in start.items()
             }
-            return {n: g.neg_() for n, g in objective.gradient(at).items()}
+            return {n: g.neg_() for n, g in objective.gradient(params).items()}
 
         for _ in range(substeps):
-            k1 = slope(0, None)
-            k2 = slope(h / 2, k1)
-            k3 = slope(h / 2, k2)
-            k4 = slope(h, k3)
-            for n, total in moved.items():
+            k1 = velocity(0, None)
+            k2 = velocity(h / 2, k1)
+            k3 = velocity(h / 2, k2)
+            k4 = velocity(h, k3)
+            for n, total in displacement.items():
                 total.add_(k1[n] + 2 * k2[n] + 2 * k3[n] + k4[n], alpha=h / 6)
-        return moved
+        return displacement
 
     return reference

@@ -3,13 +3,13 @@
 import torch
 from torch import nn
 
-from tacit.equations.trajectory import Trajectory, check_times, difference
+from tacit.equations.trajectory import Trajectory, check_times, displacement_between
 from tacit.errors import InputError
 from tacit.objective.params import Params, trainable
 
 
 class Recorder:
-    """Keeps the points and displacements of a training loop as they happen; see `record`."""
+    """Records the points and displacements of a training loop; see `record`."""
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer | None = None):
         if optimizer is not None:
@@ -18,7 +18,7 @@ class Recorder:
         self._elapsed: float | None = None
         if optimizer is not None:
             self._elapsed = 0.0
-            flow_time(optimizer)  # refused here rather than at the first update
+            flow_time(optimizer)  # raises here rather than at the first update
             # At the update itself: a schedule may have changed the step size by the next line.
             optimizer.register_step_post_hook(self._count_time)
         self._last = _copy(model)
@@ -28,7 +28,7 @@ class Recorder:
         self._elapsed = (self._elapsed or 0.0) + flow_time(optimizer)
 
     def step(self, step_size: float | None = None) -> None:
-        """Record where the model is now; the flow time since is `step_size`, or the optimizer's.
+        """Record the current weights; the flow time since is `step_size`, or the optimizer's.
 
         With an optimizer, several updates (an epoch) may lie between two calls.
         """
@@ -44,12 +44,13 @@ class Recorder:
                 )
             step_size, self._elapsed = self._elapsed, 0.0
         check_times([step_size])
-        here = _copy(self._model)
-        self._steps.append((self._last, difference(here, self._last), float(step_size)))
-        self._last = here
+        current = _copy(self._model)
+        displacement = displacement_between(self._last, current)
+        self._steps.append((self._last, displacement, float(step_size)))
+        self._last = current
 
     def trajectory(self) -> Trajectory:
-        """What was recorded so far."""
+        """The trajectory recorded so far."""
         if not self._steps:
             raise InputError("nothing was recorded: call recorder.step(step_size) after updates.")
         points, displacements, times = zip(*self._steps, strict=True)
@@ -76,13 +77,13 @@ def _check_optimizer(optimizer: torch.optim.Optimizer) -> None:
     if not isinstance(optimizer, torch.optim.SGD):
         raise InputError(
             f"{type(optimizer).__name__} rescales each coordinate by its own history, so its steps "
-            "follow no gradient flow of the loss, and what they add cannot be told from the "
-            "rescaling. Train with SGD, or use endpoint_equations at the end of training."
+            "do not follow the gradient flow of the loss, and what they add cannot be separated "
+            "from the rescaling. Train with SGD, or use endpoint_equations at the end of training."
         )
 
 
 def flow_time(optimizer: torch.optim.Optimizer) -> float:
-    """Time that a step of SGD takes in the flow: η, or η/(1−β) with momentum β."""
+    """Flow time of one SGD step: η, or η/(1−β) with momentum β."""
     times = set()
     for group in optimizer.param_groups:
         rate, momentum = float(group["lr"]), group["momentum"]
@@ -95,7 +96,7 @@ def flow_time(optimizer: torch.optim.Optimizer) -> float:
     if len(times) > 1:
         raise InputError(
             f"the optimizer's parameter groups have different flow times {sorted(times)}: one time "
-            "a step is needed. Use the same lr and momentum, or rows= with one group at a time."
+            "per step is needed. Use the same lr and momentum, or rows= with one group at a time."
         )
     return float(times.pop())
 

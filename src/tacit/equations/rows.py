@@ -1,31 +1,43 @@
-"""From gradients to blocks: rows of [design | targets] are read in slices and factored away."""
+"""From gradients to blocks: rows of [design | targets] are read in slices and factorised."""
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from tacit.equations.equations import Block, Family, triangular_factor
+from tacit.equations.equations import Block, Equations, Family, Source, triangular_factor
 from tacit.errors import InputError
-from tacit.objective.objective import Objective
-from tacit.objective.params import Params, layer_of, norm, shorten, square_norm, to_float64
-from tacit.regularizers import Columns, Regularizer, join
+from tacit.objective.params import Params, Scope, layer_of, select, shorten, to_float64
+from tacit.regularizers.family import Columns, Regularizer, join_columns
 
 CHUNK = 2**21
-"""Entries of [design | targets] held at once (16 MiB)."""
+"""Entries of [design | targets] in memory at once (16 MiB)."""
 
 
-class BoundCandidates(NamedTuple):
-    """Regularizers at a point: columns to estimate, and known columns with their strengths."""
+@dataclass(frozen=True, eq=False)
+class BoundCandidates:
+    """Regularizers at a point: the columns to estimate, and known columns with their strengths."""
 
+    params: Params
+    rows: tuple[str, ...]
+    """Names of the parameters whose equations are written."""
     families: tuple[Family, ...]
     columns: Columns
     known: list[tuple[float, Columns]]
+    known_strengths: dict[str, float]
+
+    def describe(self) -> dict[str, Any]:
+        """Facts about the rows and the known penalties, for the header of a summary."""
+        return {
+            "parameters": sum(self.params[name].numel() for name in self.rows),
+            "tensors": len(self.rows),
+            "known": self.known_strengths,
+        }
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,25 +47,24 @@ class Candidates:
     estimated: tuple[Regularizer, ...]
     known: dict[Regularizer, float]
 
-    def bind(self, params: Params) -> BoundCandidates:
-        """All columns at these parameters."""
+    def bind(self, params: Params, rows: Scope = None) -> BoundCandidates:
+        """All columns at these parameters; `rows` selects whose equations are written."""
         parts = [r.bind(params) for r in self.estimated]
-        families = (
+        families = tuple(
             Family(r.name, r.kind, len(part.names))
             for r, part in zip(self.estimated, parts, strict=True)
         )
-        columns = join(parts)
-        twice = [name for name, times in Counter(columns.names).items() if times > 1]
-        if twice:
+        columns = join_columns(parts)
+        if repeated := _repeated(columns.names):
             raise InputError(
-                f"several regularizers are named {shorten(twice)}: give each its own with name=, "
+                f"several regularizers are named {shorten(repeated)}: give each a name with name=, "
                 "as in tacit.l2(scope='*.bias', name='l2 of biases')."
             )
         known = [(strength, r.bind(params)) for r, strength in self.known.items()]
-        again = [n for n, times in Counter(r.name for r in self.known).items() if times > 1]
-        if again:
+        if repeated := _repeated([r.name for r in self.known]):
             raise InputError(
-                f"several known penalties are named {shorten(again)}: give each its own with name=."
+                f"several known penalties are named {shorten(repeated)}: give each a name with "
+                "name=."
             )
         for _, column in known:
             if len(column.names) != 1:
@@ -61,7 +72,13 @@ class Candidates:
                     f"known penalty {column.names[0]!r} has {len(column.names)} coefficients: "
                     "known= takes penalties of one strength."
                 )
-        return BoundCandidates(tuple(families), columns, known)
+        strengths = {r.name: float(strength) for r, strength in self.known.items()}
+        chosen = select(params, rows, what="rows")
+        return BoundCandidates(params, chosen, families, columns, known, strengths)
+
+
+def _repeated(names: Sequence[str]) -> list[str]:
+    return [name for name, times in Counter(names).items() if times > 1]
 
 
 def check_candidates(
@@ -79,65 +96,81 @@ def check_candidates(
             f"known is a {type(known).__name__}: pass a dictionary from penalty to strength, as in "
             "{tacit.l2(): 5e-5}."
         )
-    for given in (*regularizers, *(known or {})):
-        if not isinstance(given, Regularizer):
-            called = " Call it, as in tacit.l2()." if callable(given) else ""
+    for candidate in (*regularizers, *(known or {})):
+        if not isinstance(candidate, Regularizer):
+            hint = " Call it, as in tacit.l2()." if callable(candidate) else ""
             raise InputError(
-                f"a regularizer is a {type(given).__name__}: pass what tacit.l2(), "
-                f"tacit.regularizer(name, function) and the like return.{called}"
+                f"a regularizer is a {type(candidate).__name__}: pass what tacit.l2(), "
+                f"tacit.regularizer(name, function) and similar functions return.{hint}"
             )
-    for given, strength in (known or {}).items():
-        number = isinstance(strength, Real) and not isinstance(strength, bool)
-        if not number or not math.isfinite(strength):
+    for penalty, strength in (known or {}).items():
+        is_number = isinstance(strength, Real) and not isinstance(strength, bool)
+        if not is_number or not math.isfinite(strength):
             raise InputError(
-                f"the known strength of {given.name!r} is {strength!r}: pass a finite number "
+                f"the known strength of {penalty.name!r} is {strength!r}: pass a finite number "
                 "(for torch's weight_decay w it is {tacit.l2(): w / 2})."
             )
     return Candidates(tuple(regularizers), dict(known or {}))
 
 
-def write_blocks(
-    params: Params,
+def write_equations(
     bound: BoundCandidates,
     targets: Sequence[Params],
     *,
     floors: Mapping[str, float],
-    rows: Sequence[str],
+    source: Source,
+) -> Equations:
+    """The equations of one point, with one target column per group of draws."""
+    blocks = tuple(write_blocks(bound, targets, floors=floors))
+    return Equations(bound.families, bound.columns.names, len(targets), blocks, (source,))
+
+
+def write_blocks(
+    bound: BoundCandidates,
+    targets: Sequence[Params],
+    *,
+    floors: Mapping[str, float],
     step: int = 0,
 ) -> list[Block]:
-    """One block a layer.
+    """One block per layer.
 
-    Never holds the design: a slice of rows at a time becomes part of the layer's factor.
+    The design is never in memory whole: each slice of rows is merged into the layer's factor.
     """
     blocks = []
     layers: dict[str, list[str]] = {}
-    for name in rows:
+    for name in bound.rows:
         layers.setdefault(layer_of(name), []).append(name)
     for layer, names in layers.items():
         active = sorted({c for name in names for c in bound.columns.active.get(name, ())})
         width = len(active) + len(targets)
-        factor, kept, left_out = torch.zeros(0, width, dtype=torch.float64), 0, 0
+        factor, row_count, left_out = torch.zeros(0, width, dtype=torch.float64), 0, 0
         for name in names:
-            size, height = params[name].numel(), max(1, CHUNK // width)
-            for start in range(0, size, height):
-                part = slice(start, min(start + height, size))
-                matrix, gone = _rows(name, part, bound, active, targets)
+            for part in slices(bound.params[name], width):
+                matrix, at_kinks = _read_rows(name, part, bound, active, targets)
                 factor = triangular_factor(torch.cat([factor.to(matrix), matrix]))
-                kept, left_out = kept + len(matrix), left_out + gone
+                row_count, left_out = row_count + len(matrix), left_out + at_kinks
         if not torch.isfinite(factor).all():
             raise InputError(
                 f"the equations of layer {layer} overflow: a regularizer's gradient or a target "
                 "is not finite there. Leave that layer out with rows=."
             )
         floor = sum(floors[name] ** 2 for name in names) ** 0.5
-        blocks.append(Block(layer, tuple(active), factor.cpu(), kept, left_out, floor, step=step))
+        columns = tuple(active)
+        blocks.append(Block(layer, columns, factor.cpu(), row_count, left_out, floor, step=step))
     return blocks
 
 
-def _rows(
+def slices(tensor: Tensor, width: int) -> Iterator[slice]:
+    """Slices of a flattened tensor, so that `width` columns of one are at most `CHUNK` entries."""
+    size, height = tensor.numel(), max(1, CHUNK // max(1, width))
+    for start in range(0, size, height):
+        yield slice(start, min(start + height, size))
+
+
+def _read_rows(
     name: str, part: slice, bound: BoundCandidates, active: list[int], targets: Sequence[Params]
 ) -> tuple[Tensor, int]:
-    """[design | targets] on a slice of one tensor, and how many rows left it at kinks."""
+    """[design | targets] on a slice of one tensor, and how many rows were left out at kinks."""
     target = torch.stack([to_float64(t[name].flatten()[part]) for t in targets], dim=1)
     for strength, known in bound.known:
         if name in known.active:
@@ -145,50 +178,15 @@ def _rows(
     matrix = target.new_zeros(len(target), len(active) + len(targets))
     matrix[:, len(active) :] = target
     if name in bound.columns.active:
-        place = {column: position for position, column in enumerate(active)}
-        own = [place[column] for column in bound.columns.active[name]]
-        matrix[:, own] = bound.columns.rows(name, part)
-    kinks = [
+        position = {column: place for place, column in enumerate(active)}
+        places = [position[column] for column in bound.columns.active[name]]
+        matrix[:, places] = bound.columns.rows(name, part)
+    masks = [
         mask.to(matrix.device)
         for columns in (bound.columns, *(known for _, known in bound.known))
         if name in columns.active and (mask := columns.kinks(name, part)) is not None
     ]
-    if not kinks:
+    if not masks:
         return matrix, 0
-    gone = torch.stack(kinks).any(0)
-    return matrix[~gone], int(gone.sum())
-
-
-def point_of(objective: Objective, params: Mapping[str, Tensor] | None) -> Params:
-    check_objective(objective)
-    return objective.point(params)
-
-
-def check_objective(given: Objective) -> None:
-    if not isinstance(given, Objective):
-        raise InputError(
-            f"an objective is a {type(given).__name__}: pass tacit.Objective(model, loss, data)."
-        )
-
-
-def rounding_norms(objective: Objective, params: Params) -> dict[str, float]:
-    return {n: math.sqrt(square_norm(t)) for n, t in objective.rounding(params).items()}
-
-
-def describe(
-    objective: Objective, params: Params, chosen: Sequence[str], candidates: Candidates
-) -> dict[str, Any]:
-    """What a source says of the model, the data and the known penalties."""
-    model = objective.model
-    names = [n for n, _ in model.named_parameters(remove_duplicate=False)]
-    return {
-        "loss": objective.loss_name,
-        "examples": objective.count,
-        "parameters": sum(params[n].numel() for n in chosen),
-        "tensors": len(chosen),
-        "frozen": sum(p.numel() for p in model.parameters() if not p.requires_grad),
-        "tied": len(names) - len(list(model.parameters())),
-        "dtype": ", ".join(sorted({str(p.dtype).removeprefix("torch.") for p in params.values()})),
-        "parameter_norm": norm(params),
-        "known": {r.name: float(strength) for r, strength in candidates.known.items()},
-    }
+    at_kink = torch.stack(masks).any(0)
+    return matrix[~at_kink], int(at_kink.sum())

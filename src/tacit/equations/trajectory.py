@@ -1,4 +1,4 @@
-"""Points that training passed through, where it went from them, and in what flow time."""
+"""The trajectory equations: what force besides the loss gradient moved the weights?"""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,20 +11,19 @@ from torch import Tensor
 
 from tacit.equations.equations import Block, Equations, Source
 from tacit.equations.flow import Reference, euler, rk4
-from tacit.equations.rows import check_candidates, describe, point_of, write_blocks
+from tacit.equations.rows import BoundCandidates, check_candidates, write_blocks
 from tacit.errors import InputError
 from tacit.objective.checks import coarsest_dtype
-from tacit.objective.objective import Objective
+from tacit.objective.objective import Objective, check_objective
 from tacit.objective.params import (
     Params,
     Scope,
     check_finite,
     norm,
-    select,
     square_norm,
     to_float64,
 )
-from tacit.regularizers import Regularizer
+from tacit.regularizers.family import Regularizer
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,7 +31,7 @@ class Trajectory:
     """Points θ_t, displacements θ_{t+1} − θ_t, and the flow time that each displacement took.
 
     The time is η for a step of gradient descent, η·steps for an epoch, η/(1−β) for momentum β
-    after burn-in. Trap: Adam's steps follow no gradient flow of L; see `record`.
+    after burn-in. Trap: Adam's steps do not follow the gradient flow of L; see `record`.
     """
 
     points: Sequence[Params]
@@ -50,15 +49,17 @@ class Trajectory:
         if len(set(sizes)) > 1:
             raise InputError(
                 f"a trajectory of {sizes[0]} points, {sizes[1]} displacements and {sizes[2]} "
-                "times: there must be one of each a step. For positions alone use "
+                "times: there must be one of each per step. For positions use "
                 "Trajectory.from_positions."
             )
         if not sizes[0]:
             raise InputError("a trajectory without steps: pass at least one displacement.")
         check_times(self.times)
-        for step, (point, moved) in enumerate(zip(self.points, self.displacements, strict=True)):
+        for step, (point, displacement) in enumerate(
+            zip(self.points, self.displacements, strict=True)
+        ):
             check_alike(point, self.points[0], f"point {step}")
-            check_alike(moved, self.points[0], f"displacement {step}")
+            check_alike(displacement, self.points[0], f"displacement {step}")
 
     def __len__(self) -> int:
         return len(self.points)
@@ -67,7 +68,7 @@ class Trajectory:
     def from_positions(
         cls, params: Iterable[Params], step_sizes: float | Sequence[float]
     ) -> "Trajectory":
-        """Displacements from successive positions, formed in float64; one step size or one each."""
+        """Displacements from successive positions, in float64; one step size, or one per step."""
         positions = list(params)
         if len(positions) < 2:
             raise InputError(
@@ -78,24 +79,24 @@ class Trajectory:
         if len(times) != steps:
             raise InputError(
                 f"{len(positions)} positions make {steps} steps, but {len(times)} step sizes were "
-                "given: pass one a step, or a single number."
+                "given: pass one per step, or a single number."
             )
         for number, position in enumerate(positions):
             check_alike(position, positions[0], f"position {number}")
-        pairs = pairwise(positions)
         displacements = []
-        for number, (start, end) in enumerate(pairs):
+        for number, (start, end) in enumerate(pairwise(positions)):
             if any(start[n].data_ptr() == end[n].data_ptr() for n in start if start[n].numel()):
                 raise InputError(
                     f"positions {number} and {number + 1} share their memory, so they cannot "
                     "differ: keep copies, as in {n: p.detach().clone() for n, p in "
                     "model.named_parameters()}."
                 )
-            displacements.append(difference(end, start))
+            displacements.append(displacement_between(start, end))
         return cls(positions[:-1], displacements, times)
 
 
 def check_times(times: Sequence[float]) -> None:
+    """Refuse times that are not finite numbers above zero."""
     for time in times:
         if isinstance(time, bool) or not isinstance(time, Real) or not 0 < time < math.inf:
             raise InputError(
@@ -105,7 +106,7 @@ def check_times(times: Sequence[float]) -> None:
 
 
 def check_alike(params: Params, first: Params, what: str) -> None:
-    """Refuse parameters with other names or shapes than the first point's, or not finite."""
+    """Refuse parameters whose names or shapes differ from the first point's, or not finite."""
     if not isinstance(params, Mapping):
         raise InputError(
             f"{what} of the trajectory is a {type(params).__name__}: pass a dictionary of named "
@@ -115,13 +116,14 @@ def check_alike(params: Params, first: Params, what: str) -> None:
         raise InputError(f"{what} of the trajectory holds no tensors: pass named tensors.")
     if params.keys() != first.keys() or any(params[n].shape != first[n].shape for n in first):
         raise InputError(
-            f"{what} of the trajectory has other tensors than the first point: all must be of one "
+            f"{what} of the trajectory differs from the first point: all points must be of one "
             "model, with the same names and shapes."
         )
     check_finite(params, what=f"{what} of the trajectory")
 
 
-def difference(end: Params, start: Params) -> Params:
+def displacement_between(start: Params, end: Params) -> Params:
+    """End − start, in float64."""
     return {n: to_float64(end[n].detach()) - to_float64(start[n].detach()) for n in start}
 
 
@@ -136,9 +138,19 @@ def trajectory_equations(
 ) -> Equations:
     """Equations Σ λ_k ∇R_k(θ_t) = (reference − observed displacement)/time at every step.
 
-    The reference says where the unregularised flow would have gone: `euler` for what a step adds
-    to −η∇L, `rk4()` for what discrete steps add to gradient flow. The signal is a small
-    difference: in float32 it drowns in rounding at small steps, and the fit says so.
+    The reference is where the unregularised flow would have gone: `euler` for what a step adds
+    to −η∇L, `rk4()` for what discrete steps add to gradient flow.
+
+    Trap: the target is a small difference. In float32 it is lost in rounding at small steps, and
+    the fit then carries the Problem "no signal".
+
+    Args:
+        objective: the loss, without any penalty.
+        trajectory: points, displacements and times.
+        regularizers: candidates whose strengths are estimated.
+        reference: the displacement to compare with, reference(objective, point, time).
+        known: penalties that training did apply, with their strengths; they move to the target.
+        rows: which parameters' equations to use; by default all.
     """
     candidates = check_candidates(regularizers, known)
     if not isinstance(trajectory, Trajectory):
@@ -148,33 +160,33 @@ def trajectory_equations(
         )
     if not callable(reference) or reference is rk4:
         raise InputError(f"reference is {reference!r}: pass tacit.euler or tacit.rk4(substeps=10).")
+    check_objective(objective)
+    bound: BoundCandidates | None = None
     blocks: list[Block] = []
-    lengths: list[float] = []
-    params = point_of(objective, None)
-    families, names = (), ()
-    chosen = select(params, rows, what="rows")
+    gradient_norms: list[float] = []
     steps = zip(trajectory.points, trajectory.displacements, trajectory.times, strict=True)
-    for step, (point, moved, time) in enumerate(steps):
+    for step, (point, displacement, time) in enumerate(steps):
         params = objective.point(point, what="a trajectory's point")
-        bound = candidates.bind(params)
-        families, names = bound.families, bound.columns.names
-        ahead = reference(objective, params, time)
-        check_alike(ahead, params, "the reference displacement")
-        lengths.append(norm(ahead) / time)
-        target = {
-            n: (
-                to_float64(ahead[n]) - to_float64(moved[n].detach()).to(to_float64(ahead[n]).device)
-            )
-            / time
-            for n in params
-        }
+        bound = candidates.bind(params, rows)
+        expected = reference(objective, params, time)
+        check_alike(expected, params, "the reference displacement")
+        gradient_norms.append(norm(expected) / time)
+        target = {n: _mean_force(expected[n], displacement[n], time) for n in params}
         eps = torch.finfo(coarsest_dtype(*params.values(), *point.values())).eps
         floors = {n: eps * math.sqrt(square_norm(p)) / time for n, p in params.items()}
-        blocks += write_blocks(params, bound, [target], floors=floors, rows=chosen, step=step)
+        blocks += write_blocks(bound, [target], floors=floors, step=step)
+    assert bound is not None  # a trajectory has at least one step
     source = Source(
         mode="trajectory",
-        steps=len(lengths),
-        gradient_norm=math.sqrt(sum(length**2 for length in lengths) / len(lengths)),
-        **describe(objective, params, chosen, candidates),
+        steps=len(gradient_norms),
+        gradient_norm=math.sqrt(sum(n**2 for n in gradient_norms) / len(gradient_norms)),
+        **objective.describe(bound.params),
+        **bound.describe(),
     )
-    return Equations(families, names, 1, tuple(blocks), (source,))
+    return Equations(bound.families, bound.columns.names, 1, tuple(blocks), (source,))
+
+
+def _mean_force(expected: Tensor, displacement: Tensor, time: float) -> Tensor:
+    """(expected − observed displacement)/time, in float64."""
+    expected = to_float64(expected)
+    return (expected - to_float64(displacement.detach()).to(expected.device)) / time

@@ -1,4 +1,4 @@
-"""Strengths that move: trends over the steps of a trajectory, or over checkpoints."""
+"""Strengths that change over time: straight lines through them, and whether a line is clear."""
 
 from dataclasses import dataclass
 
@@ -10,17 +10,17 @@ DRIFT = 0.1
 CLEAR_TREND = 4.0
 """… if it is this many times its standard error."""
 STEPS = 8
-"""Steps from which a trend can be told from scatter."""
+"""Steps from which a trend can be separated from scatter."""
 
 
 @dataclass(frozen=True, eq=False)
 class Trend:
-    """A straight line through each column of values over time: one column a strength."""
+    """A straight line over time through each column of values, one column per strength."""
 
     first: Tensor
-    """Where the line begins, at the first time."""
+    """The line at the first time."""
     last: Tensor
-    """Where it ends, at the last."""
+    """The line at the last time."""
     mean: Tensor
     error: Tensor
     """Standard error of last − first."""
@@ -32,26 +32,26 @@ class Trend:
 
     @property
     def drifting(self) -> Tensor:
-        """Which changes are beyond their scatter and large enough to matter."""
+        """Which changes are larger than their scatter explains, and large enough to matter."""
         clear = self.change.abs() > CLEAR_TREND * self.error
         return clear & (self.change.abs() > DRIFT * self.mean.abs())
 
 
-def trend(times: Tensor, values: Tensor, *, lags: int = 0) -> Trend:
+def fit_trend(times: Tensor, values: Tensor, *, lags: int = 0) -> Trend:
     """Least-squares lines through values of shape (times, strengths).
 
-    `lags` allows for scatter that is correlated over so many neighbours (Newey & West 1987); the
-    standard error is never below the one of independent scatter, which few steps would let it be.
+    `lags` allows for scatter that is correlated over that many neighbours (Newey & West 1987). The
+    standard error is never below that of independent scatter: with few steps it otherwise could be.
     """
     span = (times - times.mean())[:, None] / (times[-1] - times[0])
     spread = span.square().sum()
     mean, change = values.mean(0), (span * values).sum(0) / spread
-    left = values - mean - span * change
-    plain = left.square().sum(0) / (len(times) - 2) / spread
-    moments = span * left
-    joint = moments.square().sum(0)
+    residual = values - mean - span * change
+    independent = residual.square().sum(0) / (len(times) - 2) / spread
+    moments = span * residual
+    correlated = moments.square().sum(0)
     for lag in range(1, lags + 1):
-        joint += 2 * (1 - lag / (lags + 1)) * (moments[lag:] * moments[:-lag]).sum(0)
-    joint = joint * len(times) / (len(times) - 2) / spread**2
-    error = torch.maximum(plain, joint).sqrt() if lags else plain.sqrt()
+        correlated += 2 * (1 - lag / (lags + 1)) * (moments[lag:] * moments[:-lag]).sum(0)
+    correlated = correlated * len(times) / (len(times) - 2) / spread**2
+    error = torch.maximum(independent, correlated).sqrt() if lags else independent.sqrt()
     return Trend(mean + span[0] * change, mean + span[-1] * change, mean, error)

@@ -1,4 +1,4 @@
-"""Error bars that name their randomness: what would have had to fall differently."""
+"""Error bars that name their source of randomness."""
 
 import math
 from collections.abc import Mapping
@@ -12,36 +12,36 @@ from tacit.errors import InputError
 
 ErrorKind = Literal["sampling", "draws", "training", "steps", "layers"]
 KINDS: dict[str, str] = {
-    "sampling": "which examples were looked at",
+    "sampling": "which examples were drawn",
     "draws": "the technique's random draws",
     "training": "the noise of training",
-    "steps": "which steps were seen",
-    "layers": "which layers are looked at",
+    "steps": "which steps were observed",
+    "layers": "which layers are fitted",
 }
-"""The kinds of chance, the most telling first."""
+"""The sources of randomness, the most informative first."""
 
 
 @dataclass(frozen=True, eq=False)
 class ErrorBars:
-    """The covariance of the strengths under one kind of chance.
+    """The covariance of the strengths under one source of randomness.
 
-    A standard error answers "how else could this have come out?", and the answer depends on what
-    could have been otherwise. There is no single one: examples, draws, training noise, steps and
-    layers each give their own, and none contains another.
+    A standard error answers "how different could this estimate have been?", and the answer depends
+    on what is regarded as random: examples, draws, training noise, steps or layers. Each has its
+    own standard error, and none contains another.
     """
 
     kind: ErrorKind
     basis: str
-    """What they were made from, in words: `8 groups of draws`."""
+    """What they were computed from, in words: `8 groups of draws`."""
     names: tuple[str, ...]
     covariance: Tensor = field(repr=False)
-    """In float64, one row and column a strength; infinite on the diagonal where undetermined."""
+    """In float64; infinite on the diagonal for undetermined strengths."""
     freedom: float = math.inf
-    """Degrees of freedom of the t distribution that intervals use; infinite for the normal."""
+    """Degrees of freedom of the t distribution for intervals; infinite for the normal."""
     freedoms: tuple[float, ...] = field(default=(), repr=False)
-    """The same for every strength, where they differ; `freedom` is then the least."""
+    """Degrees of freedom of every strength, if they differ; `freedom` is then the smallest."""
     measured: str = ""
-    """How often 95 % intervals like these were right in tests, where that was below 90 %."""
+    """How often 95 % intervals like these covered the truth in tests, if less than 90 %."""
 
     def __post_init__(self):
         count = len(self.names)
@@ -51,12 +51,12 @@ class ErrorBars:
             raise InputError(
                 f"error bars of kind {self.kind!r} with a covariance of shape "
                 f"{tuple(self.covariance.shape)} for {count} strengths: pass one of "
-                f"{', '.join(KINDS)} and one row and column a strength."
+                f"{', '.join(KINDS)} and one row and column per strength."
             )
 
     @property
     def standard_errors(self) -> dict[str, float]:
-        """Of every strength; infinite where it is not determined."""
+        """Standard errors by name; infinite for undetermined strengths."""
         return dict(zip(self.names, self.covariance.diagonal().sqrt().tolist(), strict=True))
 
     def intervals(
@@ -64,27 +64,27 @@ class ErrorBars:
     ) -> dict[str, tuple[float, float]]:
         """Two-sided intervals around the strengths."""
         freedoms = self.freedoms or (self.freedom,) * len(self.names)
-        found = {}
+        intervals = {}
         for (name, error), freedom in zip(self.standard_errors.items(), freedoms, strict=True):
-            reach = self.quantile(level, freedom) * error
-            found[name] = strengths[name] - reach, strengths[name] + reach
-        return found
+            half_width = self.quantile(level, freedom) * error
+            intervals[name] = strengths[name] - half_width, strengths[name] + half_width
+        return intervals
 
     def quantile(self, level: float = 0.95, freedom: float | None = None) -> float:
-        """How many standard errors an interval of this level reaches to either side."""
+        """Half the width of an interval of this level, in standard errors."""
         from scipy.special import ndtri, stdtrit
 
         if isinstance(level, bool) or not isinstance(level, float) or not 0 < level < 1:
             raise InputError(f"level is {level!r}: pass a number between 0 and 1, such as 0.95.")
-        freedom, above = self.freedom if freedom is None else freedom, (1 + level) / 2
-        return float(ndtri(above) if math.isinf(freedom) else stdtrit(freedom, above))
+        freedom, upper = self.freedom if freedom is None else freedom, (1 + level) / 2
+        return float(ndtri(upper) if math.isinf(freedom) else stdtrit(freedom, upper))
 
 
 def mark_undetermined(covariance: Tensor, inflation: Tensor) -> Tensor:
-    """The covariance with infinite variances where the equations do not determine a strength."""
-    lost = torch.isinf(inflation)
+    """The covariance with infinite variances for strengths whose inflation is infinite."""
+    undetermined = torch.isinf(inflation)
     covariance = covariance.clone()
-    covariance[lost, :] = 0
-    covariance[:, lost] = 0
-    covariance[lost, lost] = math.inf
+    covariance[undetermined, :] = 0
+    covariance[:, undetermined] = 0
+    covariance[undetermined, undetermined] = math.inf
     return covariance

@@ -11,11 +11,12 @@ from torch import Tensor
 
 from tacit.equations.equations import Equations, Source
 from tacit.errors import InputError, Problem
-from tacit.fitting import summary as report
-from tacit.fitting.disagreement import from_equations
+from tacit.fitting.disagreement import error_bars_from
 from tacit.fitting.error_bars import KINDS, ErrorBars
 from tacit.fitting.problems import Evidence, diagnose
-from tacit.fitting.solving import System, paired
+from tacit.fitting.shares import unique_shares
+from tacit.fitting.solving import System, between_groups
+from tacit.fitting.summary import jsonable, write_summary
 from tacit.regularizers.quadratic import quadratic_matrix
 
 
@@ -36,65 +37,63 @@ class Fit:
     residual_ratio: float
     """‖target − design·λ‖ / ‖target‖."""
     condition: float
-    """Condition number of the design with columns of unit norm; infinite where rank is lost."""
+    """Condition number of the design with unit columns; infinite if they are dependent."""
     inflation: Mapping[str, float]
     """How many times the other columns inflate the variance of a strength."""
     gradient_norm: float
-    """‖∇L‖ at the point over all parameters, in a layer's fit too (root mean square of several)."""
+    """‖∇L‖ over all parameters, also in the fit of a layer (root mean square of several points)."""
     rank: int
     """How many combinations of the strengths the equations determine."""
     rows: int
-    """How many equations were used."""
+    """The number of equations."""
     problems: tuple[Problem, ...]
     nonnegative: bool
     sources: tuple[Source, ...] = field(repr=False)
     unconstrained: "Fit | None" = field(repr=False)
-    """The free fit beside a nonnegative one."""
+    """The unconstrained fit, for a nonnegative one."""
     equations: Equations = field(repr=False, compare=False)
-    added: tuple[ErrorBars, ...] = field(default=(), repr=False, compare=False)
-    """Error bars that took more than the equations, such as those of sampling."""
+    added_error_bars: tuple[ErrorBars, ...] = field(default=(), repr=False, compare=False)
+    """Error bars that need more than the equations, such as those of sampling."""
 
     @cached_property
     def error_bars(self) -> dict[str, ErrorBars]:
-        """Error bars by kind of chance: what the equations tell, and what was added."""
+        """Error bars by kind: those that the equations determine, and those that were added."""
         strengths = torch.tensor(list(self.strengths.values()), dtype=torch.float64)
-        told = from_equations(self.equations, strengths, nonnegative=self.nonnegative)
-        found = told | {bars.kind: bars for bars in self.added}
-        return {kind: found[kind] for kind in KINDS if kind in found}
+        by_kind = error_bars_from(self.equations, strengths, nonnegative=self.nonnegative)
+        by_kind |= {bars.kind: bars for bars in self.added_error_bars}
+        return {kind: by_kind[kind] for kind in KINDS if kind in by_kind}
 
     @cached_property
     def unique(self) -> dict[str, float]:
-        """What `explained` falls by when a regularizer is left out."""
-        from tacit.fitting.shares import unique_shares
-
+        """How much `explained` falls when a regularizer is left out."""
         return unique_shares(self)
 
     @property
     def standard_errors(self) -> dict[str, dict[str, float]]:
-        """Standard errors by kind of chance, then by regularizer: ["draws"]["l2"], say."""
+        """Standard errors by kind, then by regularizer, as in ["draws"]["l2"]."""
         return {kind: bars.standard_errors for kind, bars in self.error_bars.items()}
 
     def intervals(self, level: float = 0.95) -> dict[str, dict[str, tuple[float, float]]]:
-        """Two-sided intervals by kind of chance, then by regularizer."""
+        """Two-sided intervals by kind of error bar, then by regularizer."""
         return {k: bars.intervals(self.strengths, level) for k, bars in self.error_bars.items()}
 
     def with_error_bars(self, bars: ErrorBars, *problems: Problem) -> "Fit":
-        """The same fit with error bars of one more kind, and what they give reason to doubt."""
+        """The same fit with error bars of one more kind, and the problems that come with them."""
         if not isinstance(bars, ErrorBars) or bars.names != tuple(self.strengths):
-            given = bars.names if isinstance(bars, ErrorBars) else type(bars).__name__
+            got = bars.names if isinstance(bars, ErrorBars) else type(bars).__name__
             raise InputError(
-                f"error bars of {given} for a fit of {tuple(self.strengths)}: pass those of the "
+                f"error bars of {got} for a fit of {tuple(self.strengths)}: pass those of the "
                 "same regularizers, as score_examples(fit, …).error_bars() gives."
             )
-        kept = tuple(held for held in self.added if held.kind != bars.kind)
-        # New error bars of sampling bring their own word on its noise.
-        stale = bars.kind == "sampling" and len(kept) < len(self.added)
-        told = [p for p in self.problems if not (stale and p.kind == "noisy")]
-        return replace(self, added=(*kept, bars), problems=(*told, *problems))
+        others = tuple(added for added in self.added_error_bars if added.kind != bars.kind)
+        # New error bars of sampling replace the earlier statement about sampling noise.
+        replaced = bars.kind == "sampling" and len(others) < len(self.added_error_bars)
+        remaining = [p for p in self.problems if not (replaced and p.kind == "noisy")]
+        return replace(self, added_error_bars=(*others, bars), problems=(*remaining, *problems))
 
     @cached_property
     def layers(self) -> dict[str, "Fit"]:
-        """The same fit for each layer alone, without the columns that vanish there."""
+        """The same fit for each layer, without the columns that are zero there."""
         parts = {label: self.equations.layer(label) for label in self.equations.layers}
         return {
             label: fit(part, nonnegative=self.nonnegative)
@@ -103,31 +102,31 @@ class Fit:
         }
 
     def matrix(self) -> Tensor:
-        """Λ of θᵀΛθ where a diagonal or symmetric family was fitted, in float64."""
-        found = list(self.equations.matrices(list(self.strengths.values())))
-        if len(found) != 1:
-            held = ", ".join(family.name for family in self.equations.families)
+        """Λ of θᵀΛθ if a diagonal or symmetric family was fitted, in float64."""
+        matrices = list(self.equations.matrices(list(self.strengths.values())))
+        if len(matrices) != 1:
+            names = ", ".join(family.name for family in self.equations.families)
             raise InputError(
                 f"matrix() needs exactly one diagonal() or symmetric() family; this fit has "
-                f"{len(found)} among: {held}."
+                f"{len(matrices)} among: {names}."
             )
-        kind, coefficients = found[0]
+        kind, coefficients = matrices[0]
         return quadratic_matrix(torch.tensor(coefficients, dtype=torch.float64), kind)
 
     def summary(self) -> str:
-        """A regression table with its doubts, ready to print."""
-        return report.summary(self)
+        """A regression table with its problems, ready to print."""
+        return write_summary(self)
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as plain values, ready for JSON; what is infinite becomes None."""
-        apart = ("equations", "unconstrained", "problems", "sources", "added")
-        plain = {n: getattr(self, n) for n in self.__dataclass_fields__ if n not in apart}
+        """Everything as plain values, ready for JSON; infinite numbers become None."""
+        separate = ("equations", "unconstrained", "problems", "sources", "added_error_bars")
+        plain = {n: getattr(self, n) for n in self.__dataclass_fields__ if n not in separate}
         plain["problems"] = [asdict(problem) for problem in self.problems]
         plain["sources"] = [asdict(source) for source in self.sources]
         plain["standard_errors"], plain["intervals"] = self.standard_errors, self.intervals()
         free = self.unconstrained
         plain["unconstrained"] = None if free is None else free.to_dict()
-        return report.jsonable(plain)
+        return jsonable(plain)
 
     def __str__(self) -> str:
         return self.summary()
@@ -136,16 +135,16 @@ class Fit:
 def fit(equations: Equations, *, nonnegative: bool = False) -> Fit:
     """Least-squares strengths: min ‖design·λ − target‖², exactly, or under λ ≥ 0.
 
-    Rank is decided on columns of unit norm. Where it is lost the answer is the one of least norm
-    in the strengths themselves, and a Problem says so.
+    The rank is decided on columns of unit norm. If columns are dependent, the answer is the one of
+    least norm in the strengths themselves, and a Problem says so.
     """
-    _check(equations, nonnegative)
+    _check_arguments(equations, nonnegative)
     factor, count = equations.factor(), len(equations.names)
     system, targets = System(factor[:, :count]), factor[:, count:]
     solve = system.solve_nonnegative if nonnegative else system.solve
     target = targets.mean(1)
     strengths = solve(target[:, None])[:, 0]
-    free = fit(equations) if nonnegative else None
+    unconstrained = fit(equations) if nonnegative else None
     shares = _shares(system.design, solve(targets), targets)
     fitted = system.design @ strengths
     evidence = Evidence(
@@ -155,32 +154,32 @@ def fit(equations: Equations, *, nonnegative: bool = False) -> Fit:
         targets=targets,
         explained=float(shares.sum()),
         residual_ratio=_ratio(float((target - fitted).norm()), float(target.norm())),
-        free=None if free is None else system.solve(target[:, None])[:, 0],
+        free=None if unconstrained is None else system.solve(target[:, None])[:, 0],
     )
 
-    def named(values: Tensor) -> dict[str, float]:
+    def by_name(values: Tensor) -> dict[str, float]:
         return dict(zip(equations.names, values.tolist(), strict=True))
 
     return Fit(
-        strengths=named(strengths),
+        strengths=by_name(strengths),
         explained=evidence.explained,
-        shares=named(shares),
+        shares=by_name(shares),
         cosine=_ratio(float(fitted @ target), float(fitted.norm() * target.norm())),
         residual_ratio=evidence.residual_ratio,
         condition=system.condition,
-        inflation=named(system.inflation),
+        inflation=by_name(system.inflation),
         gradient_norm=_root_mean_square([s.gradient_norm for s in equations.sources]),
         rank=system.rank,
         rows=equations.rows,
         problems=diagnose(evidence),
         nonnegative=nonnegative,
         sources=equations.sources,
-        unconstrained=free,
+        unconstrained=unconstrained,
         equations=equations,
     )
 
 
-def _check(equations: Equations, nonnegative: bool) -> None:
+def _check_arguments(equations: Equations, nonnegative: bool) -> None:
     if not isinstance(equations, Equations):
         raise InputError(
             f"fit was given a {type(equations).__name__}: pass what endpoint_equations, "
@@ -203,14 +202,14 @@ def _check(equations: Equations, nonnegative: bool) -> None:
 def _shares(design: Tensor, strengths: Tensor, targets: Tensor) -> Tensor:
     """⟨λ_k φ_k, target⟩ / ‖target‖² of each column; they sum to the explained fraction.
 
-    With independent groups of draws, strengths of one group meet the target of another: their
-    noise is independent, so both inner products are free of it on average.
+    With independent groups of draws, the strengths of one group are combined with the target of
+    another: their noise is independent, so it cancels from both inner products on average.
     """
     groups = targets.shape[1]
     pairs = torch.ones(groups, groups) if groups == 1 else 1 - torch.eye(groups)
     inner, pairs = design.T @ targets, pairs.to(targets)
     parts = (strengths @ pairs * inner).sum(1)
-    whole = paired(targets, targets)
+    whole = between_groups(targets, targets)
     return parts / whole if whole > 0 else torch.zeros_like(parts)
 
 

@@ -1,7 +1,8 @@
-"""What each regularizer adds to a fit, and how much of that chance would add."""
+"""What each regularizer adds to the explained fraction, and columns by the names users know."""
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Sequence
+from itertools import chain, count
+from typing import TYPE_CHECKING, NamedTuple
 
 from tacit.equations.equations import Equations
 from tacit.errors import InputError
@@ -11,91 +12,82 @@ from tacit.objective.params import shorten
 if TYPE_CHECKING:
     from tacit.fitting.fits import Fit
 
-from collections.abc import Iterable
-from itertools import chain, count
-from typing import TYPE_CHECKING, NamedTuple
 
-if TYPE_CHECKING:
-    from tacit.fitting.fits import Fit
-
-
-class Asked(NamedTuple):
-    """Equations, and whether their strengths are held at zero or above."""
+class FittedSystem(NamedTuple):
+    """Equations, and whether their strengths are fitted under λ ≥ 0."""
 
     equations: Equations
     nonnegative: bool
 
 
-def unique_shares(found: "Fit | Equations") -> dict[str, float]:
-    """What the explained fraction falls by when a regularizer is left out and the rest refitted.
+def unique_shares(fit: "Fit | Equations") -> dict[str, float]:
+    """How much the explained fraction falls when a regularizer is left out and the rest refitted.
 
-    A family of many columns (`layerwise(l2())`, `diagonal()`) leaves as a whole and goes by its
-    name. Unlike `Fit.shares` these do not sum to what is explained: what several regularizers
-    could each explain is unique to none. With several groups of draws they are free of the draws'
-    noise on average, and may then come out a little below zero.
+    A family of many columns (`layerwise(l2())`, `diagonal()`) is left out as a whole, under its
+    name. Unlike `Fit.shares`, these do not sum to the explained fraction: what several regularizers
+    could each explain is unique to none. With several groups of draws they are unbiased by the
+    draws' noise, and may then be slightly below zero.
 
-    >>> import tacit
+    >>> import tacit, torch
     >>> model = torch.nn.Linear(2, 1, bias=False).double()
     >>> _ = model.weight.data.copy_(torch.tensor([[1.0, 2.0]]))
     >>> data = torch.eye(2).double(), torch.tensor([[2.0], [4.0]]).double()
     >>> pair = [tacit.l2(), tacit.l1()]
-    >>> found = tacit.estimate(model, torch.nn.functional.mse_loss, data, pair)
-    >>> {name: round(share, 6) for name, share in unique_shares(found).items()}
+    >>> fit = tacit.estimate(model, torch.nn.functional.mse_loss, data, pair)
+    >>> {name: round(share, 6) for name, share in unique_shares(fit).items()}
     {'l2': 0.1, 'l1': 0.0}
     """
-    given = equations_of(found, "unique_shares")
-    everything, measure = range(len(given.equations.names)), _measure(given)
-    whole = measure(everything)
+    system = equations_of(fit, "unique_shares")
+    all_columns, explained_by = range(len(system.equations.names)), _explained_by(system)
+    whole = explained_by(all_columns)
     return {
-        label: whole - measure([c for c in everything if c not in columns])
-        for label, columns in column_groups(given.equations).items()
+        label: whole - explained_by([c for c in all_columns if c not in columns])
+        for label, columns in column_groups(system.equations).items()
     }
 
 
-def ordered_shares(
-    found: "Fit | Equations", order: Sequence[str] | None = None
-) -> dict[str, float]:
+def ordered_shares(fit: "Fit | Equations", order: Sequence[str] | None = None) -> dict[str, float]:
     """What each regularizer adds to the explained fraction when they enter in this order.
 
-    They sum to what is explained. The first takes all that it can, the last what is unique to it;
-    by default in the order of the equations. Names are those of `unique_shares`.
+    They sum to the explained fraction. The first gets all that it can explain, the last only what
+    is unique to it. The default is the order of the equations. Names are those of `unique_shares`.
     """
-    given = equations_of(found, "ordered_shares")
-    parts = column_groups(given.equations)
-    order = list(parts) if order is None else order
-    columns_of(given.equations, order, what="order")
-    if set(order) != set(parts):
+    system = equations_of(fit, "ordered_shares")
+    groups = column_groups(system.equations)
+    order = list(groups) if order is None else order
+    columns_of(system.equations, order, what="order")
+    if set(order) != set(groups):
         raise InputError(
             f"order is {shorten(order)}: it needs every regularizer once, which are "
-            f"{shorten(parts)}."
+            f"{shorten(groups)}."
         )
-    measure, shares, before, inside = _measure(given), {}, 0.0, []
+    explained_by, shares, before, columns = _explained_by(system), {}, 0.0, []
     for label in order:
-        inside += parts[label]
-        after = measure(inside)
+        columns += groups[label]
+        after = explained_by(columns)
         shares[label], before = after - before, after
     return shares
 
 
-def _measure(given: Asked) -> Callable[[Sequence[int]], float]:
-    """A function from columns to what they explain alone."""
-    factor, count = given.equations.factor(), len(given.equations.names)
-    targets = factor[:, count:]
+def _explained_by(system: FittedSystem) -> Callable[[Sequence[int]], float]:
+    """A function from columns to the fraction that they explain by themselves."""
+    factor, names = system.equations.factor(), system.equations.names
+    targets = factor[:, len(names) :]
 
-    def measure(columns: Sequence[int]) -> float:
-        system = System(factor[:, list(columns)])
-        solve = system.solve_nonnegative if given.nonnegative else system.solve
-        return explained(system.design, solve(targets), targets) if columns else 0.0
+    def explained_by(columns: Sequence[int]) -> float:
+        part = System(factor[:, list(columns)])
+        solve = part.solve_nonnegative if system.nonnegative else part.solve
+        return explained(part.design, solve(targets), targets) if columns else 0.0
 
-    return measure
+    return explained_by
 
 
-def equations_of(found: "Fit | Equations", what: str) -> Asked:
-    """The equations of a fit, or the ones given."""
-    equations = getattr(found, "equations", found)
+def equations_of(fit: "Fit | Equations", what: str) -> FittedSystem:
+    """The equations of a fit, or the given equations."""
+    equations = getattr(fit, "equations", fit)
     if not isinstance(equations, Equations):
         raise InputError(
-            f"{what} was given a {type(found).__name__}: pass a Fit, or what endpoint_equations, "
+            f"{what} was given a {type(fit).__name__}: pass a Fit, or what endpoint_equations, "
             "difference_equations, trajectory_equations or stack return."
         )
     if not equations.rows:
@@ -103,48 +95,44 @@ def equations_of(found: "Fit | Equations", what: str) -> Asked:
             "there are no equations: every row was left out at a kink. Widen rows=, or use "
             "smooth_l1."
         )
-    return Asked(equations, getattr(found, "nonnegative", False))
+    return FittedSystem(equations, getattr(fit, "nonnegative", False))
 
 
 def column_groups(equations: Equations) -> dict[str, tuple[int, ...]]:
-    """The columns of each regularizer: one goes by its own name, several by their family's.
+    """The columns of each regularizer: a single one under its own name, several under the family's.
 
-    Where that name is taken (`layerwise(l2())` beside `l2()`), the several go by `l2[*]`, and the
-    next by `l2[*2]`.
+    If that name is taken (`layerwise(l2())` beside `l2()`), the family is called `l2[*]`, and the
+    next one `l2[*2]`.
     """
-    found: dict[str, tuple[int, ...]] = {}
+    groups: dict[str, tuple[int, ...]] = {}
     start = 0
     for family in equations.families:
         columns = tuple(range(start, start + family.size))
         start += family.size
         label = equations.names[columns[0]]
         if family.size > 1:
-            others = (f"{family.name}[*{number}]" for number in count(2))
-            free = chain([family.name, f"{family.name}[*]"], others)
-            label = next(n for n in free if n not in found and n not in equations.names)
-        found[label] = columns
-    return found
+            numbered = (f"{family.name}[*{number}]" for number in count(2))
+            candidates = chain([family.name, f"{family.name}[*]"], numbered)
+            label = next(n for n in candidates if n not in groups and n not in equations.names)
+        groups[label] = columns
+    return groups
 
 
 def columns_of(equations: Equations, names: Iterable[str], *, what: str) -> tuple[int, ...]:
-    """The columns that names stand for, each a column's or a regularizer's, in their order."""
+    """The columns of these names, each a column's or a regularizer's, in their order."""
+    by_name = {name: (i,) for i, name in enumerate(equations.names)} | column_groups(equations)
     if isinstance(names, str) or not isinstance(names, Sequence):
         raise InputError(
             f"{what} is {names!r}: pass a list of names, as in ['l2']; there are "
-            f"{shorten(_names(equations))}."
+            f"{shorten(by_name)}."
         )
-    known = {name: (i,) for i, name in enumerate(equations.names)} | column_groups(equations)
-    unknown = [str(name) for name in names if name not in known]
+    unknown = [str(name) for name in names if name not in by_name]
     if unknown:
         raise InputError(
             f"{what} names {shorten(unknown)}, which is not among the regularizers: there are "
-            f"{shorten(_names(equations))}."
+            f"{shorten(by_name)}."
         )
-    found = [column for name in names for column in known[name]]
-    if len(set(found)) < len(found):
+    columns = [column for name in names for column in by_name[name]]
+    if len(set(columns)) < len(columns):
         raise InputError(f"{what} names a column twice: {shorten(map(str, names))}.")
-    return tuple(found)
-
-
-def _names(equations: Equations) -> list[str]:
-    return list(dict.fromkeys([*column_groups(equations), *equations.names]))
+    return tuple(columns)

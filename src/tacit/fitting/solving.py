@@ -20,17 +20,17 @@ class System:
 
     @cached_property
     def norms(self) -> Tensor:
-        """Norms of the columns, zero where a regularizer has no gradient at all."""
+        """Norms of the columns; zero where a regularizer has no gradient."""
         return self.design.norm(dim=0)
 
     @cached_property
     def nonzero(self) -> Tensor:
-        """Which columns are not zero."""
+        """Indices of the columns that are not zero."""
         return torch.nonzero(self.norms > 0)[:, 0]
 
     @cached_property
     def unit(self) -> Tensor:
-        """The columns that are not zero, at unit norm."""
+        """The columns that are not zero, scaled to unit norm."""
         return self.design[:, self.nonzero] / self.norms[self.nonzero]
 
     @cached_property
@@ -46,7 +46,7 @@ class System:
 
     @cached_property
     def condition(self) -> float:
-        """Condition number at unit norm; infinite where rank is lost."""
+        """Condition number of the unit columns; infinite if they are linearly dependent."""
         _, s, _ = self._svd
         if not len(s):
             return math.inf
@@ -56,25 +56,25 @@ class System:
     def inflation(self) -> Tensor:
         """Variance inflation, diag (ZᵀZ)⁻¹ for unit columns Z; infinite where undetermined."""
         _, s, vh = self._svd
-        kept = (vh[: self.rank].T / s[: self.rank]).square().sum(1)
-        lost = vh[self.rank :].T.norm(dim=1) > 1e-6
+        determined = (vh[: self.rank].T / s[: self.rank]).square().sum(1)
+        undetermined = vh[self.rank :].T.norm(dim=1) > 1e-6
         full = torch.full_like(self.norms, math.inf)
-        full[self.nonzero] = torch.where(lost, math.inf, kept)
+        full[self.nonzero] = torch.where(undetermined, math.inf, determined)
         return full
 
     @cached_property
     def cosines(self) -> Tensor:
-        """Cosines between columns; zero for columns that vanish."""
+        """Cosines between columns; zero for columns that are zero."""
         full = self.design.new_zeros(len(self.norms), len(self.norms))
         full[self.nonzero[:, None], self.nonzero] = self.unit.T @ self.unit
         return full
 
     @cached_property
     def unique_directions(self) -> Tensor:
-        """What each column has beyond the others, at unit norm; zero where it has nothing."""
+        """The part of each column orthogonal to the others, at unit norm; zero if there is none."""
         u, s, vh = self._svd
         rank = self.rank
-        # Columns of the pseudoinverse: orthogonal to all columns but their own.
+        # Column k of the pseudoinverse is orthogonal to all columns except column k.
         dual = (u[:, :rank] / s[:rank]) @ vh[:rank]
         full = self.design.new_zeros(len(self.design), len(self.norms))
         full[:, self.nonzero] = dual / dual.norm(dim=0).clamp_min(torch.finfo(dual.dtype).tiny)
@@ -83,7 +83,7 @@ class System:
 
     @cached_property
     def coordinates(self) -> Tensor:
-        """T such that design · T has orthonormal columns that span the design."""
+        """T such that design · T is an orthonormal basis of the design's columns."""
         _, s, vh = self._svd
         full = self.design.new_zeros(len(self.norms), self.rank)
         scaled = vh[: self.rank].T / s[: self.rank]
@@ -91,10 +91,10 @@ class System:
         return full
 
     def cancelling(self, condition: float = math.inf) -> Tensor:
-        """Combinations of unit columns that cancel, one a row, each of as few columns as may be.
+        """Combinations of unit columns that cancel, one per row, each of few columns.
 
-        Exactly where the condition is infinite (where rank is lost), else those that are left but
-        cancel up to one part in it. The largest coefficient of each is 1.
+        With an infinite condition those that cancel exactly; otherwise those that cancel up to one
+        part in `condition` but not exactly. The largest coefficient of each is 1.
         """
         _, s, vh = self._svd
         exact = math.isinf(condition)
@@ -106,15 +106,15 @@ class System:
 
     @property
     def determined_condition(self) -> float:
-        """Condition number of what the equations determine."""
+        """Condition number over the combinations of strengths that are determined."""
         _, s, _ = self._svd
         return float(s[0] / s[self.rank - 1]) if self.rank else math.inf
 
     def solve(self, targets: Tensor) -> Tensor:
-        """Least-squares strengths for every target; of least norm where rank is lost."""
+        """Least-squares strengths for every target; of least norm if columns are dependent."""
         u, s, vh = self._svd
         rank = self.rank
-        # What the equations determine: vh[:rank] · (norms · λ) = projected.
+        # The equations determine vh[:rank] · (norms · λ) = projected.
         projected = (u.T @ targets)[:rank] / s[:rank, None]
         norms = self.norms[self.nonzero]
         full = targets.new_zeros(len(self.norms), targets.shape[1])
@@ -132,32 +132,33 @@ class System:
         full = targets.new_zeros(len(self.norms), targets.shape[1])
         unit = self.unit.numpy()
         for column in range(targets.shape[1]):
-            found, _ = nnls(unit, targets[:, column].numpy())
+            scaled, _ = nnls(unit, targets[:, column].numpy())
             full[self.nonzero, column] = (
-                torch.from_numpy(np.asarray(found)) / self.norms[self.nonzero]
+                torch.from_numpy(np.asarray(scaled)) / self.norms[self.nonzero]
             )
         return full
 
 
 def explained(design: Tensor, strengths: Tensor, targets: Tensor) -> float:
-    """The part of the targets' squared norm that a fit explains, ⟨design·λ, target⟩/‖target‖².
+    """The explained fraction of the targets' squared norm, ⟨design·λ, target⟩/‖target‖².
 
-    With independent groups of draws (one column of strengths and of targets each), strengths of
-    one group meet the target of another, so that the draws' noise cancels on average.
+    With independent groups of draws (one column of strengths and of targets each), the strengths
+    of one group are combined with the target of another, so that the draws' noise cancels on
+    average.
     """
-    whole = paired(targets, targets)
-    return paired(design @ strengths, targets) / whole if whole > 0 else 0.0
+    whole = between_groups(targets, targets)
+    return between_groups(design @ strengths, targets) / whole if whole > 0 else 0.0
 
 
-def paired(a: Tensor, b: Tensor) -> float:
-    """Inner products of the columns of a with those of b, summed over pairs of different groups."""
+def between_groups(a: Tensor, b: Tensor) -> float:
+    """Σ ⟨a_g, b_h⟩ over columns g ≠ h of different groups; ⟨a, b⟩ if there is one group."""
     if a.shape[1] == 1:
         return float((a * b).sum())
     return float(a.sum(1) @ b.sum(1) - (a * b).sum())
 
 
 def _echelon(rows: Tensor) -> Tensor:
-    """The same span with zeros where they can be: reduced echelon form, largest entry 1."""
+    """The reduced echelon form of the rows, scaled so that the largest entry of each is 1."""
     rows = rows.clone()
     for step in range(len(rows)):
         best = int(rows[step:].abs().argmax())

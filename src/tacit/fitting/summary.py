@@ -1,4 +1,4 @@
-"""A fit as text: what it does not explain first, then a table like a regression's, then doubts."""
+"""A fit as text: how much it explains, a regression table, error bars, and problems."""
 
 import math
 import textwrap
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 WIDTH = 88
 MOST_ROWS = 40
 MOST_INTERVALS = 6
-MOST_ALIKE = 2
-"""Problems of one kind that are told in full."""
+MOST_SIMILAR = 2
+"""Problems of one kind that are written out in full."""
 
 TARGETS = {
     "endpoint": "−∇L at one point",
@@ -26,33 +26,37 @@ TARGETS = {
 }
 
 
-def summary(fit: "Fit") -> str:
-    """What is explained, header, one row per regularizer, error bars, footer and notes."""
+def write_summary(fit: "Fit") -> str:
+    """What is explained, header, one row per regularizer, error bars, footer and problems."""
     rule = "─" * WIDTH
-    parts = (_lead(fit), _header(fit), _table(fit), _error_bars(fit), _footer(fit), _notes(fit))
-    lines = [line for part in parts for line in (rule, *part)]
+    parts = (_header(fit), _table(fit), _error_bars(fit), _footer(fit), _notes(fit))
+    lines = [*_lead(fit), *(line for part in parts for line in (rule, *part))]
     return "\n".join(lines)
 
 
 def _lead(fit: "Fit") -> list[str]:
-    """The first thing to know of a fit: how much of the target it leaves unexplained."""
-    names = shorten(fit.strengths, most=3)
+    """The first thing to know about a fit: how much of the target it explains."""
+    names = _join_names(fit.strengths)
     if any(problem.kind == "no signal" for problem in fit.problems):
-        text = f"NO SIGNAL: the target is noise; the strength of {names} is no finding."
+        text = f"NO SIGNAL: the target is noise; do not interpret the strength of {names}."
         return textwrap.wrap(text, WIDTH)
     explained = min(max(fit.explained, 0.0), 1.0)
-    if explained >= EXPLAINED:
-        return textwrap.wrap(f"{_percent(explained)} of the target is explained by {names}.", WIDTH)
-    text = (
-        f"NOT EXPLAINED: {_percent(1 - explained)} of the target. What {names} accounts for is "
-        f"{_percent(explained)}; strengths in parentheses describe that part alone, and are no "
-        "finding about the rest."
-    )
-    return textwrap.wrap(text, WIDTH)
+    verb = "explains" if len(fit.strengths) == 1 else "explain"
+    lines = textwrap.wrap(f"{names} {verb} {_percent(explained)} of the target.", WIDTH)
+    if explained < EXPLAINED:
+        lines.append("Strengths in parentheses describe only that part of the target.")
+    return lines
+
+
+def _join_names(names: Iterable[str]) -> str:
+    names = list(names)
+    if len(names) > 3:
+        return shorten(names, most=3)
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
 
 
 def _percent(part: float) -> str:
-    """A part as a percentage, with more digits where one would round to all or nothing."""
+    """A part as a percentage, with more digits where one would round to 0 or 100."""
     for digits in (1, 2, 3):
         text = f"{100 * part:.{digits}f}"
         if float(text) not in (0.0, 100.0):
@@ -60,8 +64,8 @@ def _percent(part: float) -> str:
     return f"{100 * part:.1f} %"
 
 
-def _doubtful(fit: "Fit") -> bool:
-    """Whether strengths stand for too little of the target to be read as findings."""
+def _is_doubtful(fit: "Fit") -> bool:
+    """Whether the strengths describe too little of the target to be interpreted."""
     return fit.explained < EXPLAINED or any(p.kind == "no signal" for p in fit.problems)
 
 
@@ -76,14 +80,14 @@ def _header(fit: "Fit") -> list[str]:
         title += f", layer {first.layer}"
     if fit.nonnegative:
         title += ", strengths ≥ 0"
-    known = _agreed(
+    known = _common(
         ", ".join(f"{name} = {value:g}" for name, value in source.known.items()) or "no penalties"
         for source in sources
     )
     entries = {
         "target": "; ".join(TARGETS.get(mode, mode) for mode in modes),
         "loss": _loss(sources),
-        "examples": _agreed(f"{source.examples:,}" for source in sources),
+        "examples": _common(f"{source.examples:,}" for source in sources),
         "parameters": (
             f"{first.parameters:,} used in {first.tensors} tensor{'s' * (first.tensors != 1)}, "
             f"{first.frozen:,} frozen, "
@@ -95,8 +99,8 @@ def _header(fit: "Fit") -> list[str]:
     return [title, *(f"{label:<11}{text}" for label, text in entries.items())]
 
 
-def _agreed(texts: Iterable[str]) -> str:
-    """What all sources say, or each in turn where they differ."""
+def _common(texts: Iterable[str]) -> str:
+    """The text of all sources, or the first few if they differ."""
     different = list(dict.fromkeys(texts))
     return different[0] if len(different) == 1 else "differ: " + shorten(different, most=3)
 
@@ -114,46 +118,45 @@ def _table(fit: "Fit") -> list[str]:
     kinds = list(fit.error_bars)[: max(1, room)]
     head = ["strength", *(f"±{kind}" for kind in kinds), "share", "inflation"]
     sizes = [14, *[11] * len(kinds), 10, 11]
-    lines = [f"{'regularizer':<{width}}" + _aligned(head, sizes)]
-    errors = [fit.error_bars[kind].standard_errors for kind in kinds]
+    lines = [f"{'regularizer':<{width}}" + _align(head, sizes)]
+    errors_by_kind = [fit.error_bars[kind].standard_errors for kind in kinds]
     for name in names[:MOST_ROWS]:
-        label = _cut(name, width)
         strength = f"{fit.strengths[name]:.6g}"
         cells = [
-            f"({strength})" if _doubtful(fit) else strength,
-            *(_number(own[name]) for own in errors),
+            f"({strength})" if _is_doubtful(fit) else strength,
+            *(_number(errors[name]) for errors in errors_by_kind),
             f"{fit.shares[name]:.4f}",
             _number(fit.inflation[name]),
         ]
-        lines.append(f"{label:<{width}}" + _aligned(cells, sizes))
+        lines.append(f"{_fit_name(name, width):<{width}}" + _align(cells, sizes))
     if len(names) > MOST_ROWS:
         lines.append(f"… and {len(names) - MOST_ROWS} more (Fit.strengths has all)")
     return lines
 
 
-def _cut(name: str, width: int) -> str:
-    """A name in so much room; layers' names differ at their ends, so the middle goes."""
+def _fit_name(name: str, width: int) -> str:
+    """A name in that width; layers' names differ at their ends, so the middle is cut."""
     half = (width - 1) // 2
     return name if len(name) <= width else f"{name[: width - 1 - half]}…{name[-half:]}"
 
 
-def _aligned(cells: Sequence[str], sizes: Sequence[int]) -> str:
+def _align(cells: Sequence[str], sizes: Sequence[int]) -> str:
     return "".join(f"{text:>{size}}" for text, size in zip(cells, sizes, strict=True))
 
 
 def _error_bars(fit: "Fit") -> list[str]:
-    """One entry a kind: what could have been otherwise, what it was made from, the intervals."""
+    """One entry per kind: the source of randomness, what it was computed from, the intervals."""
     if not fit.error_bars and fit.nonnegative and not any(fit.strengths.values()):
         return ["± none: λ ≥ 0 holds every strength at zero."]
     if not fit.error_bars:
         return [
-            "± none: one point of one layer does not tell how else it could have come out.",
+            "± none: a single point of a single layer does not show its own uncertainty.",
             "  tacit.score_examples(fit, objective, regularizers) adds the sampling of examples.",
         ]
     lines = []
     for kind, bars in fit.error_bars.items():
         lines += textwrap.wrap(
-            f"±{kind}: standard errors over {KINDS[kind]}, from {bars.basis}.{_measured(bars)}",
+            f"±{kind}: standard errors over {KINDS[kind]}, from {bars.basis}.{_coverage(bars)}",
             WIDTH,
             subsequent_indent="  ",
         )
@@ -161,20 +164,20 @@ def _error_bars(fit: "Fit") -> list[str]:
     return lines
 
 
-def _measured(bars: ErrorBars) -> str:
-    """A warning where intervals like these were seen to hold less often than they promise."""
+def _coverage(bars: ErrorBars) -> str:
+    """A warning if intervals like these covered the truth less often than they promise."""
     return f" In tests, 95 % intervals like these held {bars.measured}." if bars.measured else ""
 
 
 def _intervals(fit: "Fit", bars: ErrorBars) -> list[str]:
-    found = bars.intervals(fit.strengths)
-    if all(low == high for low, high in found.values()):
+    intervals = bars.intervals(fit.strengths)
+    if all(low == high for low, high in intervals.values()):
         return []
-    if len(found) > MOST_INTERVALS:
+    if len(intervals) > MOST_INTERVALS:
         return [f"  Fit.standard_errors[{bars.kind!r}] and Fit.intervals() have the numbers."]
     shown = ", ".join(
         f"{name} –" if math.isnan(low) else f"{name} [{low:.4g}, {high:.4g}]"
-        for name, (low, high) in found.items()
+        for name, (low, high) in intervals.items()
     )
     return textwrap.wrap(
         f"  95 % intervals: {shown}", WIDTH, subsequent_indent="    ", break_on_hyphens=False
@@ -194,14 +197,14 @@ def _footer(fit: "Fit") -> list[str]:
 def _notes(fit: "Fit") -> list[str]:
     if not fit.problems:
         return ["No problems found."]
-    lines, alike = [], {}
+    lines, similar = [], {}
     for problem in fit.problems:
-        alike.setdefault((problem.kind, problem.remedy), []).append(problem)
-    for number, ((kind, remedy), same) in enumerate(alike.items(), 1):
-        messages = " ".join(problem.message for problem in same[:MOST_ALIKE])
-        if len(same) > MOST_ALIKE:
-            names = [name for problem in same[MOST_ALIKE:] for name in problem.names]
-            messages += f" So it is for {shorten(names)}."
+        similar.setdefault((problem.kind, problem.remedy), []).append(problem)
+    for number, ((kind, remedy), problems) in enumerate(similar.items(), 1):
+        messages = " ".join(problem.message for problem in problems[:MOST_SIMILAR])
+        if len(problems) > MOST_SIMILAR:
+            names = [name for problem in problems[MOST_SIMILAR:] for name in problem.names]
+            messages += f" The same holds for {shorten(names)}."
         text = f"[{number}] {kind}: {messages} {remedy}"
         lines += textwrap.wrap(text, WIDTH, subsequent_indent="    ")
     return lines
@@ -214,7 +217,7 @@ def _number(value: float) -> str:
 
 
 def jsonable(value: Any) -> Any:
-    """A value as plain ones that JSON knows; what is not finite becomes None."""
+    """The value as types that JSON has; numbers that are not finite become None."""
     if isinstance(value, Mapping):
         return {key: jsonable(v) for key, v in value.items()}
     if isinstance(value, list | tuple):

@@ -1,4 +1,4 @@
-"""Which regularizers a fit can tell apart, what each adds, and what chance would add."""
+"""What each regularizer adds to a fit, what chance would add, and whether it holds elsewhere."""
 
 from tacit.fitting.chance import chance
 from tacit.fitting.shares import ordered_shares, unique_shares

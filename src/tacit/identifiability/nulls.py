@@ -1,4 +1,4 @@
-"""What a regularizer's column would explain if its entries belonged to other weights."""
+"""How much a regularizer's column would explain if its entries belonged to other weights."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,28 +13,28 @@ from tacit.errors import InputError
 from tacit.fitting.chance import EQUAL
 from tacit.fitting.solving import System
 from tacit.objective.objective import Objective
-from tacit.objective.params import Params, Scope, select, shorten, to_float64
+from tacit.objective.params import Params, Scope, shorten, to_float64
 from tacit.regularizers import Regularizer
 
-Kind = Literal["permutation", "direction"]
+NullKind = Literal["permutation", "direction"]
 
 
 @dataclass(frozen=True)
 class Null:
-    """What is explained with a column as it is, and with random ones in its place."""
+    """The fraction explained with a column as it is, and with random ones in its place."""
 
     name: str
-    kind: Kind
+    kind: NullKind
     observed: float
     """The explained fraction with the column as it is."""
     without: float
-    """… and without it."""
+    """The explained fraction without the column."""
     draws: tuple[float, ...] = field(repr=False)
-    """… and with each random column in its place."""
+    """The explained fraction with each random column in its place."""
 
     @property
     def p_value(self) -> float:
-        """(1 + how many explain as much) / (1 + how many were drawn)."""
+        """(1 + number of draws that explain as much) / (1 + number of draws)."""
         as_much = sum(draw >= self.observed - EQUAL for draw in self.draws)
         return (1 + as_much) / (1 + len(self.draws))
 
@@ -48,30 +48,32 @@ def null_distribution(  # noqa: PLR0913 # the problem and the column, then keywo
     known: Mapping[Regularizer, float] | None = None,
     rows: Scope = None,
     shuffles: int = 999,
-    kind: Kind = "permutation",
+    kind: NullKind = "permutation",
     seed: int = 0,
 ) -> Null:
     """How much would be explained if one column's entries belonged to other weights.
 
-    "permutation" shuffles the column within each tensor: sizes and signs stay, which weight they
-    belong to goes. A column beats it only by lining up with what the others leave, weight by
-    weight. What is alike for all weights of a tensor (their mean) is not tested: a column that is
-    constant in each tensor explains as much in any order, and has p-value 1. "direction" draws
-    Gaussian entries in the tensors that the column covers, whose law `chance` gives in closed form
+    "permutation" shuffles the column within each tensor: its values stay, but belong to other
+    weights. A column explains more than its permutations only where it is aligned, weight by
+    weight, with what the other columns leave unexplained. "direction" draws Gaussian entries in
+    the tensors that the column covers; `chance` gives the distribution of that null in closed form
     (by whole layers).
 
-    One pass over the data. Then a tensor at a time, shuffles × parameters × columns operations.
+    Trap: permutations keep the mean of each tensor, so it is not tested. A column that is constant
+    in each tensor explains as much in any order and has p-value 1.
+
+    One pass over the data, then shuffles × parameters × columns operations, one tensor at a time.
 
     Args:
         objective: the loss, without any penalty.
         regularizers: all candidates of the fit.
-        name: the column whose entries are drawn; the other columns stay.
-        params: the point; by default the model's parameters as they are.
+        name: the column whose entries are drawn; the other columns stay as they are.
+        params: the point; by default the model's current parameters.
         known: penalties that training did apply, with their strengths.
         rows: which parameters' equations to use; by default all.
-        shuffles: how many draws.
+        shuffles: number of draws.
         kind: "permutation" or "direction".
-        seed: of the draws; they depend on nothing else.
+        seed: seed of the draws; they depend on nothing else.
 
     >>> import tacit
     >>> X, y = torch.eye(9).double(), torch.arange(1.0, 10.0).double()[:, None]
@@ -82,128 +84,126 @@ def null_distribution(  # noqa: PLR0913 # the problem and the column, then keywo
     >>> round(null.observed, 12), null.p_value
     (1.0, 0.001)
     """
-    _check(objective, shuffles, kind, seed)
-    candidates = check_candidates(regularizers, known)
-    params = objective.point(params)
-    chosen = select(params, rows, what="rows")
-    bound = candidates.bind(params)
+    _check_arguments(objective, shuffles, kind, seed)
+    point = objective.point(params)
+    bound = check_candidates(regularizers, known).bind(point, rows)
     if name not in bound.columns.names:
         raise InputError(
             f"name is {name!r}: pass the name of one column; there are "
             f"{shorten(bound.columns.names)}."
         )
     column = bound.columns.names.index(name)
-    _, target = objective.value_and_gradient(params)
+    _, target = objective.value_and_gradient(point)
     for tensor in target.values():
         tensor.neg_()
-    split = _split(params, bound, target, chosen, column)
-    sums = torch.zeros(shuffles, split.onto.shape[1] + 2, dtype=torch.float64)
+    rest = _fit_without(bound, target, column)
+    products = torch.zeros(shuffles, rest.to_basis.shape[1] + 2, dtype=torch.float64)
     generator = torch.Generator().manual_seed(seed)
-    for tensor in chosen:
-        if column in bound.columns.active.get(tensor, ()):
-            _add(sums, _pieces(tensor, params, bound, target, split), kind, generator)
-    without = split.without
-    # (φᵀe)² / φᵀMφ, with φᵀMφ = ‖φ‖² − ‖Qᵀφ‖² for Q an orthonormal basis of the other columns.
-    off = sums[:, -1] - sums[:, :-2].square().sum(1)
-    added = torch.where(off > EQUAL * sums[:, -1], sums[:, -2].square() / off, 0.0)
-    scale = split.whole or 1.0
-    draws = without + (added / scale).clamp(max=1 - without)
-    return Null(name, kind, split.observed, without, tuple(draws.tolist()))
+    for tensor_name in bound.rows:
+        if column in bound.columns.active.get(tensor_name, ()):
+            values, others = _read_tensor(tensor_name, bound, target, rest)
+            if len(values):
+                _add_products(products, values, others, kind, generator)
+    # A column φ adds ⟨φ, e⟩²/φᵀMφ, where e is what the others leave and M projects off them:
+    # φᵀMφ = ‖φ‖² − ‖Qᵀφ‖² for Q an orthonormal basis of the others.
+    inside, along_rest, square = products[:, :-2], products[:, -2], products[:, -1]
+    outside = square - inside.square().sum(1)
+    added = torch.where(outside > EQUAL * square, along_rest.square() / outside, 0.0)
+    scale = rest.target_square_norm or 1.0
+    draws = rest.explained + (added / scale).clamp(max=1 - rest.explained)
+    return Null(name, kind, rest.observed, rest.explained, tuple(draws.tolist()))
 
 
-class _Split(NamedTuple):
-    """The fit without one column."""
+class _FitWithout(NamedTuple):
+    """The fit of all columns but one."""
 
     column: int
     others: list[int]
-    onto: Tensor
-    """T such that others · T is an orthonormal basis."""
+    to_basis: Tensor
+    """T such that others · T is an orthonormal basis Q of the other columns."""
     strengths: Tensor
-    without: float
+    explained: float
     observed: float
-    whole: float
-    """‖target‖²."""
+    """The explained fraction of the fit with the column."""
+    target_square_norm: float
 
 
-def _split(
-    params: Params, bound: BoundCandidates, target: Params, chosen: Sequence[str], column: int
-) -> _Split:
-    floors = dict.fromkeys(params, 0.0)
-    blocks = write_blocks(params, bound, [target], floors=floors, rows=chosen)
+def _fit_without(bound: BoundCandidates, target: Params, column: int) -> _FitWithout:
+    blocks = write_blocks(bound, [target], floors=dict.fromkeys(bound.params, 0.0))
     names = bound.columns.names
     factor = Equations(bound.families, names, 1, tuple(blocks), ()).factor()
-    right, whole = factor[:, -1:], float(factor[:, -1].square().sum())
+    right, square_norm = factor[:, -1:], float(factor[:, -1].square().sum())
     others = [c for c in range(len(names)) if c != column]
 
     def explained(system: System) -> float:
-        found = (system.design @ system.solve(right)).square().sum() if len(system.nonzero) else 0.0
-        return float(found) / whole if whole else 0.0
+        if not square_norm or not len(system.nonzero):
+            return 0.0
+        return float((system.design @ system.solve(right)).square().sum()) / square_norm
 
     rest, full = System(factor[:, others]), System(factor[:, :-1])
-    strengths = rest.solve(right)[:, 0] if len(rest.nonzero) else right.new_zeros(len(others))
-    onto = rest.coordinates if len(rest.nonzero) else right.new_zeros(len(others), 0)
-    return _Split(column, others, onto, strengths, explained(rest), explained(full), whole)
+    strengths, to_basis = right.new_zeros(len(others)), right.new_zeros(len(others), 0)
+    if len(rest.nonzero):
+        strengths, to_basis = rest.solve(right)[:, 0], rest.coordinates
+    return _FitWithout(
+        column, others, to_basis, strengths, explained(rest), explained(full), square_norm
+    )
 
 
-def _pieces(
-    name: str, params: Params, bound: BoundCandidates, target: Params, split: _Split
+def _read_tensor(
+    name: str, bound: BoundCandidates, target: Params, rest: _FitWithout
 ) -> tuple[Tensor, Tensor]:
-    """One tensor's rows: the column, and [orthonormal basis of the others | what they leave]."""
-    part = slice(0, params[name].numel())
-    left = to_float64(target[name].flatten())
-    kinks = torch.zeros(len(left), dtype=torch.bool, device=left.device)
+    """One tensor's rows of the column, and of [basis of the others | what they leave]."""
+    part = slice(0, bound.params[name].numel())
+    residual = to_float64(target[name].flatten())
+    kinks = torch.zeros(len(residual), dtype=torch.bool, device=residual.device)
     for strength, known in bound.known:
         if name in known.active:
-            left = left - strength * known.rows(name, part)[:, 0].to(left)
+            residual = residual - strength * known.rows(name, part)[:, 0].to(residual)
     for columns in (bound.columns, *(known for _, known in bound.known)):
         if name in columns.active and (mask := columns.kinks(name, part)) is not None:
             kinks |= mask.to(kinks.device)
     active = bound.columns.active[name]
-    values = bound.columns.rows(name, part).to(left)
-    others = left.new_zeros(len(left), len(split.others))
-    here = [i for i, c in enumerate(active) if c != split.column]
-    others[:, [split.others.index(active[i]) for i in here]] = values[:, here]
-    left = left - others @ split.strengths.to(left)
-    beside = torch.cat([others @ split.onto.to(left), left[:, None]], dim=1)
-    own = values[:, active.index(split.column)]
-    return own[~kinks].cpu(), beside[~kinks].cpu()
+    design = bound.columns.rows(name, part).to(residual)
+    others = residual.new_zeros(len(residual), len(rest.others))
+    positions = [i for i, c in enumerate(active) if c != rest.column]
+    others[:, [rest.others.index(active[i]) for i in positions]] = design[:, positions]
+    residual = residual - others @ rest.strengths.to(residual)
+    beside = torch.cat([others @ rest.to_basis.to(residual), residual[:, None]], dim=1)
+    values = design[:, active.index(rest.column)]
+    return values[~kinks].cpu(), beside[~kinks].cpu()
 
 
-def _add(
-    sums: Tensor, pieces: tuple[Tensor, Tensor], kind: Kind, generator: torch.Generator
+def _add_products(
+    products: Tensor, values: Tensor, others: Tensor, kind: NullKind, generator: torch.Generator
 ) -> None:
-    """Add one tensor's inner products of every draw with the basis, the rest and itself."""
-    own, beside = pieces
-    if not len(own):
-        return
-    for some, drawn in _draws(own, len(sums), kind, generator):
-        sums[some, :-1] += drawn @ beside
-        sums[some, -1] += drawn.square().sum(1)
+    """Add one tensor's inner products of every draw with the other columns and with itself."""
+    for part, drawn in _random_columns(values, len(products), kind, generator):
+        products[part, :-1] += drawn @ others
+        products[part, -1] += drawn.square().sum(1)
 
 
-def _draws(
-    own: Tensor, count: int, kind: Kind, generator: torch.Generator
+def _random_columns(
+    values: Tensor, count: int, kind: NullKind, generator: torch.Generator
 ) -> Iterator[tuple[slice, Tensor]]:
     """Random columns in place of one, a few at a time."""
-    height = max(1, CHUNK // len(own))
+    height = max(1, CHUNK // len(values))
     for start in range(0, count, height):
-        some = slice(start, min(start + height, count))
-        size = (some.stop - start, len(own))
+        part = slice(start, min(start + height, count))
+        size = (part.stop - start, len(values))
         if kind == "direction":
-            yield some, torch.randn(size, generator=generator, dtype=own.dtype)
+            yield part, torch.randn(size, generator=generator, dtype=values.dtype)
         else:
-            orders = [torch.randperm(len(own), generator=generator) for _ in range(size[0])]
-            yield some, own[torch.stack(orders)]
+            orders = [torch.randperm(len(values), generator=generator) for _ in range(size[0])]
+            yield part, values[torch.stack(orders)]
 
 
-def _check(objective: Any, shuffles: Any, kind: Any, seed: Any) -> None:
+def _check_arguments(objective: Any, shuffles: Any, kind: Any, seed: Any) -> None:
     if not isinstance(objective, Objective):
         raise InputError(
-            f"an objective is a {type(objective).__name__}: pass tacit.Objective(model, loss, "
-            "data)."
+            f"objective is a {type(objective).__name__}: pass tacit.Objective(model, loss, data)."
         )
     for name, number, least in (("shuffles", shuffles, 1), ("seed", seed, 0)):
         if isinstance(number, bool) or not isinstance(number, int) or number < least:
             raise InputError(f"{name} is {number!r}: pass a whole number, at least {least}.")
-    if kind not in get_args(Kind):
+    if kind not in get_args(NullKind):
         raise InputError(f"kind is {kind!r}: pass 'permutation' or 'direction'.")

@@ -1,4 +1,4 @@
-"""Batches from whatever holds the data: tensors, a loader, or any iterable that starts anew."""
+"""Batches from tensors, a loader, or any iterable that can be read more than once."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from copy import copy
@@ -17,26 +17,26 @@ from tacit.errors import InputError
 
 @dataclass(frozen=True, eq=False)
 class Batches:
-    """Data as something that can be read again and again: pairs of a batch and its weights."""
+    """Data that can be read repeatedly, as pairs of a batch and its weights."""
 
     read: Callable[[], Iterator[tuple[Any, Tensor | None]]]
     length: int | None
-    """How many batches there are, where that is known (for progress alone)."""
+    """Number of batches where it is known (only for the progress bar)."""
     generators: tuple[torch.Generator, ...] = ()
-    """Random states of the data's own, which reading must not move."""
+    """Generators that belong to the data; their states must be restored after reading."""
     sample: Callable[[int], tuple[Any, Tensor | None]] | None = None
-    """At most so many examples from all over the data, where that can be had cheaply."""
+    """sample(n): at most n examples spread over the data, where that is cheap."""
 
 
 def open_batches(data: Any, *, weights: Tensor | None, batch_size: int) -> Batches:
-    """Check what was handed over and say how to read it."""
+    """Check the data and say how to read it."""
     if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
         raise InputError(f"batch_size is {batch_size!r}: pass a whole number of at least 1.")
-    if _held_in_tensors(data):
+    if _is_tensor_data(data):
         return _tensor_batches(data, weights, batch_size)
     if weights is not None:
         raise InputError(
-            "weights= go with data held in tensors, whose order is known. For a loader, put the "
+            "weights= needs data in tensors, whose order is known. For a loader, put the "
             "weights into its batches and return (losses, weights) from the batch_loss of "
             "Objective.from_batch_loss."
         )
@@ -50,17 +50,18 @@ def open_batches(data: Any, *, weights: Tensor | None, batch_size: int) -> Batch
     if isinstance(data, Iterator):
         raise InputError(
             f"data is a {type(data).__name__}, which can be read only once; tacit reads the data "
-            "more than once. Pass list(data), or an object whose __iter__ starts anew."
+            "more than once. Pass list(data), or an object whose __iter__ starts at the beginning."
         )
     generators = ()
     if isinstance(data, DataLoader):
         _check_loader(data)
-        held = (getattr(part, "generator", None) for part in (data, data.sampler))
-        generators = tuple(g for g in held if isinstance(g, torch.Generator))
+        owners = (data, data.sampler)
+        candidates = [getattr(owner, "generator", None) for owner in owners]
+        generators = tuple(g for g in candidates if isinstance(g, torch.Generator))
     return Batches(lambda: ((batch, None) for batch in data), _length(data), generators)
 
 
-def _held_in_tensors(data: Any) -> bool:
+def _is_tensor_data(data: Any) -> bool:
     parts = data.values() if isinstance(data, Mapping) else data if type(data) is tuple else ()
     return len(parts) > 0 and all(isinstance(part, Tensor) for part in parts)
 
@@ -71,7 +72,7 @@ def _tensor_batches(data: Any, weights: Tensor | None, batch_size: int) -> Batch
     count = next(iter(sizes.values()))
     if len(set(sizes.values())) > 1:
         raise InputError(
-            f"inputs and targets differ in length: {sizes}. Every tensor needs one row an example."
+            f"inputs and targets differ in length: {sizes}. Every tensor needs one row per example."
         )
     if count == 0:
         raise InputError("data is empty: its tensors have no rows. Pass at least one example.")
@@ -91,7 +92,7 @@ def _tensor_batches(data: Any, weights: Tensor | None, batch_size: int) -> Batch
 
 
 def check_weights(weights: Any, count: int) -> Tensor:
-    """One finite weight an example, none negative and not all zero."""
+    """The weights as a tensor: one per example, finite, none negative, not all zero."""
     try:
         weights = torch.as_tensor(weights)
     except (TypeError, ValueError, RuntimeError) as error:
@@ -99,7 +100,7 @@ def check_weights(weights: Any, count: int) -> Tensor:
     if weights.shape != (count,):
         raise InputError(
             f"weights has shape {tuple(weights.shape)} for {count} examples: "
-            f"pass one weight an example, shape ({count},)."
+            f"pass one weight per example, shape ({count},)."
         )
     if not torch.isfinite(weights).all() or (weights < 0).any() or not (weights > 0).any():
         raise InputError("weights must be finite and not negative, with one above zero.")
@@ -130,45 +131,52 @@ def _check_loader(loader: DataLoader) -> None:
     )
     if replaced or fewer:
         raise InputError(
-            f"the loader's {type(sampler).__name__} draws other examples at every pass, so its "
+            f"the loader's {type(sampler).__name__} draws different examples at every pass, so its "
             "mean is not one objective. Pass a loader that reads each example once."
         )
     shuffles = isinstance(sampler, RandomSampler | Subset | Weighted)
     size = getattr(batcher, "batch_size", None) if getattr(batcher, "drop_last", False) else None
     if shuffles and size and len(sampler) % size:
         raise InputError(
-            "the loader shuffles with drop_last=True: at every pass it leaves out other examples. "
+            "the loader shuffles with drop_last=True: every pass leaves out different examples. "
             "Pass drop_last=False; tacit's mean is exact for a ragged last batch."
         )
 
 
-def check_restarts(batches: Batches, data: Any) -> None:
-    """Refuse an iterable that can be read only once: batches would go missing unseen.
+def check_rereadable(batches: Batches, data: Any) -> None:
+    """Refuse data whose second pass would differ from its first."""
+    _check_items(data)
+    _check_restarts(batches, data)
 
-    Where two readings begin differently it may be shuffled, so both are counted to the end.
+
+def _check_restarts(batches: Batches, data: Any) -> None:
+    """Refuse an iterable that can be read only once: later passes would be empty.
+
+    Two passes that begin differently may be shuffled, so both are counted to the end.
     """
     source = getattr(data, "dataset", data)
     indexed = isinstance(source, Dataset) and not isinstance(source, IterableDataset)
     if indexed or batches.sample is not None:
         return
-    again = not isinstance(source, Iterable) or iter(source) is not iter(source)
-    if again:
+    rereadable = not isinstance(source, Iterable) or iter(source) is not iter(source)
+    if rereadable:
         state = torch.get_rng_state()
         first = next(batches.read(), None)
         torch.set_rng_state(state)
         if _same(first, next(batches.read(), None)):
             return
-        once, twice = (sum(1 for _ in batches.read()) for _ in range(2))
-        again = once == twice
-    if not again:
+        first_count, second_count = (sum(1 for _ in batches.read()) for _ in range(2))
+        rereadable = first_count == second_count
+    if not rereadable:
         raise InputError(
             f"data is a {type(source).__name__} that gives its batches only once; tacit reads the "
-            "data more than once. Pass list(data), or an object whose __iter__ starts anew."
+            "data more than once. Pass list(data), or an object whose __iter__ starts at the "
+            "beginning."
         )
 
 
-def check_items(data: Any) -> None:
-    """Refuse an indexable data set whose first item changes from one look to the next."""
+def _check_items(data: Any) -> None:
+    """Refuse an indexable data set whose first item changes between two reads."""
     dataset = getattr(data, "dataset", data)
     if not isinstance(dataset, Dataset) or isinstance(dataset, IterableDataset):
         return
@@ -176,18 +184,18 @@ def check_items(data: Any) -> None:
         raise InputError("data is empty: the data set has no items. Pass at least one example.")
     if not _same(dataset[0], dataset[0]):
         raise InputError(
-            "the data set's first item differs between two looks: a random transform is likely. "
+            "the data set's first item differs between two reads: a random transform is likely. "
             "Pass the data set without augmentation, or one fixed copy of its items; to estimate "
             "what the augmentation adds, use difference_equations on two fixed data sets."
         )
 
 
 def _same(a: Any, b: Any) -> bool:
-    """Whether two items hold equal tensors; what holds no numbers is taken to be the same."""
+    """Whether two items hold equal numbers; objects without numbers count as equal."""
     if type(a) is not type(b):
         return False
     if isinstance(a, Tensor | np.ndarray):
-        # Unequal to themselves are NaN alone, which are refused later, by their own name.
+        # Only NaN is unequal to itself; NaN is refused later with its own message.
         return a.shape == b.shape and bool(((a == b) | ((a != a) & (b != b))).all())
     if isinstance(a, Mapping):
         return all(_same(a[key], b[key]) for key in a)
@@ -199,7 +207,7 @@ def _same(a: Any, b: Any) -> bool:
 
 
 def tensors_in(batch: Any) -> Iterator[Tensor]:
-    """The tensors inside a batch, whatever holds them."""
+    """All tensors inside a batch of nested mappings, lists and tuples."""
     if isinstance(batch, Tensor):
         yield batch
     elif isinstance(batch, Mapping):
@@ -216,31 +224,31 @@ def move_batch(batch: Any, device: torch.device) -> Any:
 
 
 def slice_batch(batch: Any, part: slice, count: int) -> Any:
-    """Some of the examples of a batch: the same rows of every tensor that has one an example."""
+    """Some examples of a batch: the same rows of every tensor with one row per example."""
     return map_tensors(batch, lambda t: t[part] if t.ndim and len(t) == count else t)
 
 
 def join_batches(a: Any, b: Any, counts: tuple[int, int]) -> Any:
-    """The examples of two batches of such counts as one batch; None where they do not fit."""
-    ones, others = list(tensors_in(a)), list(tensors_in(b))
-    if [t.shape[1:] for t in ones] != [t.shape[1:] for t in others]:
+    """The examples of two batches as one batch; None where their shapes do not fit."""
+    first, second = list(tensors_in(a)), list(tensors_in(b))
+    if [t.shape[1:] for t in first] != [t.shape[1:] for t in second]:
         return None
-    rest = iter(others)
+    remaining = iter(second)
 
-    def both(tensor: Tensor) -> Tensor:
-        other = next(rest)
+    def join(tensor: Tensor) -> Tensor:
+        other = next(remaining)
         rows = (len(tensor), len(other)) if tensor.ndim else (-1, -1)
         return torch.cat([tensor, other]) if rows == counts else tensor
 
-    return map_tensors(a, both)
+    return map_tensors(a, join)
 
 
 def map_tensors(batch: Any, function: Callable[[Tensor], Tensor]) -> Any:
-    """A copy of a batch, of its own kind, with a function applied to every tensor in it."""
+    """A copy of a batch, of the same type, with a function applied to every tensor in it."""
     if isinstance(batch, Tensor):
         return function(batch)
     if isinstance(batch, Mapping):
-        # A copy of its own kind: losses may read a tokenizer's encoding by attribute.
+        # The same type, because losses may read a tokenizer's encoding by attribute.
         changed = copy(batch) if isinstance(batch, MutableMapping) else dict(batch)
         for key, value in batch.items():
             changed[key] = map_tensors(value, function)
@@ -250,3 +258,23 @@ def map_tensors(batch: Any, function: Callable[[Tensor], Tensor]) -> Any:
     if isinstance(batch, list | tuple):
         return type(batch)(map_tensors(value, function) for value in batch)
     return batch
+
+
+def check_batch_finite(batch: Any, index: int, *, masks: bool) -> None:
+    """Refuse NaN and infinities in a batch; `masks` allows -inf (additive attention masks)."""
+    if nonfinite := count_nonfinite(batch, masks=masks):
+        raise InputError(
+            f"data holds {nonfinite} NaN or infinite values in batch {index} (counted from 0): "
+            "drop or impute those examples."
+        )
+
+
+def count_nonfinite(batch: Any, *, masks: bool) -> int:
+    """How many numbers of a batch are NaN or infinite; `masks` allows -inf."""
+    total = 0
+    for tensor in tensors_in(batch):
+        # One read of the data: a sum is finite only if every term is.
+        if tensor.is_floating_point() and not torch.isfinite(tensor.sum()):
+            bad = torch.isnan(tensor) | torch.isposinf(tensor) if masks else ~torch.isfinite(tensor)
+            total += int(bad.sum())
+    return total

@@ -1,4 +1,4 @@
-"""Using a model without changing it: its tensors are swapped for a call, its state put back."""
+"""Using a model without changing it: parameters are swapped for a call, all state is restored."""
 
 import random
 from collections.abc import Callable, Iterator
@@ -13,49 +13,55 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from tacit.objective.params import Params
 
-Found = TypeVar("Found")
+Value = TypeVar("Value")
 
 
-class Borrowed(nn.Module):
-    """Lets a function use the user's own module while `functional_call` has swapped its tensors."""
+def call_with_params(
+    model: nn.Module, params: Params, function: Callable[[nn.Module], Value]
+) -> Value:
+    """The value of function(model) with other parameters, and with copies of the buffers.
+
+    Trap: take derivatives inside the function too. Activation checkpointing runs the model a
+    second time during backward, and that run must see the same parameters.
+    """
+    swapped = {f"model.{n}": p for n, p in params.items()}
+    swapped |= {f"model.{n}": b.clone() for n, b in model.named_buffers()}
+    return functional_call(_Caller(model), swapped, (function,))
+
+
+class _Caller(nn.Module):
+    """A module whose forward hands the user's model to a function.
+
+    `functional_call` swaps parameters only during a module's forward.
+    """
 
     def __init__(self, model: nn.Module):
         super().__init__()
         self.model = model
 
     def forward(self, function: Callable[[nn.Module], Any]) -> Any:
-        """Call the function on the model; reached through `at`."""
+        """Call the function on the model."""
         return function(self.model)
-
-    def at(self, params: Params, function: Callable[[nn.Module], Found]) -> Found:
-        """What a function of the model gives at other parameters, with copies of the buffers.
-
-        Trap: derivatives must be taken inside the function too. Activation checkpointing runs the
-        model once more during backward, and must find the same parameters there.
-        """
-        swapped = {f"model.{n}": p for n, p in params.items()}
-        swapped |= {f"model.{n}": b.clone() for n, b in self.model.named_buffers()}
-        return functional_call(self, swapped, (function,))
 
 
 @contextmanager
-def mode(model: nn.Module, *, training: bool) -> Iterator[None]:
-    """Set the mode of every module (batch norm stays in eval), and put all back as it was found.
+def temporary_mode(model: nn.Module, *, training: bool) -> Iterator[None]:
+    """Set the mode of every module (batch norm stays in eval), and restore modes and buffers.
 
-    `functional_call` puts back the buffers it swapped; those that a forward pass makes anew
-    (caches that start as None) are taken out again here.
+    `functional_call` restores the buffers that it swapped; buffers that a forward pass adds
+    (caches that start as None) are removed here.
     """
-    found = [(m, m.training, dict(m._buffers)) for m in model.modules()]
-    recurrent = any(isinstance(module, nn.RNNBase) for module, _, _ in found)
+    states = [(module, module.training, dict(module._buffers)) for module in model.modules()]
+    recurrent = any(isinstance(module, nn.RNNBase) for module, _, _ in states)
     # cuDNN's recurrent layers have no backward in eval mode and no double backward at all.
     with torch.backends.cudnn.flags(enabled=False) if recurrent else nullcontext():
         try:
-            for module, _, _ in found:
+            for module, _, _ in states:
                 module.training = training and not isinstance(module, _BatchNorm)
             yield
         finally:
-            for module, was, buffers in found:
-                module.training = was
+            for module, was_training, buffers in states:
+                module.training = was_training
                 module._buffers.clear()
                 module._buffers.update(buffers)
 
@@ -64,7 +70,7 @@ def mode(model: nn.Module, *, training: bool) -> Iterator[None]:
 def forked_randomness(
     devices: set[torch.device], generators: tuple[torch.Generator, ...] = ()
 ) -> Iterator[None]:
-    """Leave the random states of torch, numpy, Python and given generators as they were found."""
+    """Restore the random states of torch, numpy, Python and the given generators at the end."""
     states = [generator.get_state() for generator in generators]
     cuda = sorted({d.index or 0 for d in devices if d.type == "cuda"})
     python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002 # the global state

@@ -1,4 +1,4 @@
-"""Cheap checks on one batch, before any gradient is trusted."""
+"""Cheap checks on a few examples, before any gradient is trusted."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,46 +7,53 @@ import torch
 from torch import Tensor
 
 from tacit.errors import InputError
-from tacit.objective.batches import tensors_in
+from tacit.objective.batches import check_rereadable, count_nonfinite, slice_batch, tensors_in
+from tacit.objective.losses import count_examples
+from tacit.objective.params import Params
+from tacit.objective.passes import Passes, check_finite_loss
+
+PROBE_EXAMPLES = 256
+"""Examples that the checks look at, where batches can be sliced."""
+
+Probe = tuple[Any, Tensor | None]
+"""A batch of few examples and its weights."""
 
 
-def check_batch(batch: Any, index: int, *, masks: bool) -> None:
-    """Refuse NaN and infinities in a batch; `masks` lets -inf pass (additive attention masks)."""
-    if bad := not_finite(batch, masks=masks):
-        raise InputError(
-            f"data holds {bad} NaN or infinite values in batch {index} (counted from 0): drop or "
-            "impute those examples."
-        )
+def choose_probe(passes: Passes, data: Any, *, sliceable: bool) -> Probe:
+    """The examples that checks look at; data that cannot be read repeatedly is refused.
+
+    They are spread over the data where that is cheap, else they are the first of the first batch.
+    """
+    with passes.prepared(training=passes.training), torch.no_grad():
+        check_rereadable(passes.batches, data)
+        first = next(passes.read(), None)
+        if first is None:
+            raise InputError("data is empty: it yields no batch. Pass at least one example.")
+        sample = None if passes.batches.sample is None else passes.batches.sample(PROBE_EXAMPLES)
+        if sample is not None and not count_nonfinite(sample, masks=True):
+            return passes.to_model(sample)
+        return first_examples(first) if sliceable else first
 
 
-def not_finite(batch: Any, *, masks: bool) -> int:
-    """How many numbers of a batch are NaN or infinite; `masks` lets -inf pass."""
-    total = 0
-    for tensor in tensors_in(batch):
-        # One read of the data: a sum is finite only where every term is.
-        if tensor.is_floating_point() and not torch.isfinite(tensor.sum()):
-            bad = torch.isnan(tensor) | torch.isposinf(tensor) if masks else ~torch.isfinite(tensor)
-            total += int(bad.sum())
-    return total
+def first_examples(probe: Probe) -> Probe:
+    """The first examples of a batch (inputs, …, target)."""
+    return slice_batch(probe, slice(PROBE_EXAMPLES), count_examples(probe[0]))
 
 
-def check_loss(mean: Tensor, index: int) -> None:
-    """Refuse a loss that is not a finite number."""
-    if not torch.isfinite(mean):
-        raise InputError(
-            f"the loss is {float(mean.detach())} on batch {index} (counted from 0), with finite "
-            "data and parameters: an overflow or a logarithm of zero is likely. Evaluate in a "
-            "wider dtype, or from logits."
-        )
-
-
-def check_deterministic(evaluate: Callable[[], Tensor], *, training: bool) -> None:
-    """Refuse a model that gives two losses for one batch."""
-    first, second = evaluate().detach(), evaluate().detach()
+def check_deterministic(passes: Passes, params: Params, probe: Probe) -> None:
+    """Refuse a model that gives two different losses for one batch."""
+    with passes.prepared(training=passes.training), torch.no_grad():
+        try:
+            first, second = (
+                passes.batch_mean(params, *probe, draw=0).mean.detach() for _ in range(2)
+            )
+        except Exception as error:
+            _explain_dtypes(error, probe[0], params)
+            raise
     if abs(first - second) > 10 * torch.finfo(first.dtype).eps * abs(first):
         cause = (
-            "randomness that torch's seed does not reach, such as numpy's inside the model"
-            if training
+            "randomness that torch's seed does not control, such as numpy's inside the model"
+            if passes.training
             else "dropout called as a function with its default training=True, or noise drawn in "
             "forward; Objective(…, training=True, draws=…) averages over such draws"
         )
@@ -56,13 +63,28 @@ def check_deterministic(evaluate: Callable[[], Tensor], *, training: bool) -> No
         )
 
 
+def check_mean_loss(passes: Passes, params: Params, batch: Any) -> None:
+    """Refuse a loss that is not a mean over the examples of this batch, in eval mode."""
+    with passes.prepared(training=False), torch.no_grad():
+        whole = passes.batch_mean(params, batch, None)
+        check_finite_loss(whole.mean, 0)
+        again = passes.batch_mean(params, batch, None) if passes.training else whole
+        if not again.mean.isclose(whole.mean):
+            return  # noise that eval mode does not stop: halves cannot be compared
+        check_mean_reduced(
+            lambda part: passes.batch_mean(params, slice_batch(batch, part, whole.size), None).mean,
+            whole.size,
+            precision=coarsest_dtype(whole.mean, *params.values()),
+        )
+
+
 def check_mean_reduced(
     evaluate: Callable[[slice], Tensor], count: int, *, precision: torch.dtype
 ) -> None:
     """Refuse a loss whose value on a batch is not the mean over its two halves.
 
     Only means over examples can be streamed and averaged exactly. Sums, class-weighted means and
-    means over tokens that are not padding are not means over examples.
+    means over tokens without padding are not means over examples.
     """
     if count < 2:
         return
@@ -88,32 +110,32 @@ def check_mean_reduced(
     )
 
 
-def explain_failure(error: Exception, batch: Any, params: dict[str, Tensor]) -> None:
-    """Turn torch's complaint about unequal dtypes into one that says what to do."""
-    wanted = next(iter(params.values())).dtype
-    given = {t.dtype for t in tensors_in(batch)} - {wanted}
-    if isinstance(error, RuntimeError) and "type" in str(error) and given:
+def _explain_dtypes(error: Exception, batch: Any, params: Params) -> None:
+    """Turn torch's message about unequal dtypes into one that says what to do."""
+    model_dtype = next(iter(params.values())).dtype
+    data_dtypes = {t.dtype for t in tensors_in(batch)} - {model_dtype}
+    if isinstance(error, RuntimeError) and "type" in str(error) and data_dtypes:
         raise InputError(
-            f"the data is {', '.join(map(str, given))} and the model is {wanted}: cast one to the "
-            f"other, for instance with tensor.to({wanted})."
+            f"the data is {', '.join(map(str, data_dtypes))} and the model is {model_dtype}: cast "
+            f"one to the other, for instance with tensor.to({model_dtype})."
         ) from error
 
 
 def coarsest_dtype(*tensors: Tensor) -> torch.dtype:
-    """The least precise dtype at work, autocast included."""
+    """The least precise dtype in use, autocast included."""
     dtypes = [t.dtype for t in tensors]
-    kind = tensors[0].device.type
-    if torch.is_autocast_enabled(kind):
-        dtypes.append(torch.get_autocast_dtype(kind))
+    device = tensors[0].device.type
+    if torch.is_autocast_enabled(device):
+        dtypes.append(torch.get_autocast_dtype(device))
     return max(dtypes, key=lambda dtype: torch.finfo(dtype).eps)
 
 
-def perturb_last_digit(params: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Every entry moved up or down, at random, by one epsilon of the coarsest dtype at work."""
+def perturb_last_digit(params: Params) -> Params:
+    """Every entry moved up or down at random by one epsilon of the coarsest dtype in use."""
     eps = torch.finfo(coarsest_dtype(*params.values())).eps
     generator = torch.Generator().manual_seed(0)
-    moved = {}
+    perturbed = {}
     for name, p in params.items():
         up = torch.randint(0, 2, (p.numel(),), generator=generator, dtype=torch.int8).view(p.shape)
-        moved[name] = p * (1 + (2 * up.to(p.device, p.dtype) - 1) * eps)
-    return moved
+        perturbed[name] = p * (1 + (2 * up.to(p.device, p.dtype) - 1) * eps)
+    return perturbed

@@ -1,19 +1,23 @@
-"""Derivatives of one batch's mean loss."""
+"""Derivatives of one batch's mean loss, and what second derivatives need of torch."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from tacit.errors import InputError
 from tacit.objective.params import Params
 
 
 def leaves(params: Params) -> Params:
-    """The same values as fresh leaves of the graph; memory is shared."""
+    """The same values as new leaves of the autograd graph; memory is shared."""
     return {n: p.detach().requires_grad_() for n, p in params.items()}
 
 
 def gradient(mean: Tensor, leaves: Params, *, graph: bool = False) -> tuple[Tensor | None, ...]:
-    """∇ of a batch's mean loss; None where a parameter takes no part."""
+    """Gradient of a batch's mean loss, one tensor per leaf; None where a leaf is not used."""
     if not mean.requires_grad:
         raise InputError(
             "the loss does not depend on the parameters: the model is detached somewhere, or the "
@@ -22,13 +26,13 @@ def gradient(mean: Tensor, leaves: Params, *, graph: bool = False) -> tuple[Tens
     return torch.autograd.grad(mean, list(leaves.values()), allow_unused=True, create_graph=graph)
 
 
-def hessian_product(mean: Tensor, leaves: Params, along: Params) -> tuple[Tensor | None, ...]:
+def hessian_product(mean: Tensor, leaves: Params, direction: Params) -> tuple[Tensor | None, ...]:
     """Hessian of a batch's mean loss times a direction, by double backward."""
     try:
-        first = gradient(mean, leaves, graph=True)
+        gradients = gradient(mean, leaves, graph=True)
         pairs = [
-            (g, a)
-            for g, a in zip(first, along.values(), strict=True)
+            (g, d)
+            for g, d in zip(gradients, direction.values(), strict=True)
             if g is not None and g.requires_grad
         ]
         if not pairs:  # the loss is linear in the parameters
@@ -36,10 +40,31 @@ def hessian_product(mean: Tensor, leaves: Params, along: Params) -> tuple[Tensor
         outputs, cotangents = zip(*pairs, strict=True)
         return torch.autograd.grad(outputs, list(leaves.values()), cotangents, allow_unused=True)
     except RuntimeError as error:
-        if "derivative" not in str(error) and "differentiate twice" not in str(error):
+        if not lacks_double_backward(error):
             raise
         raise InputError(
             f"a Hessian product needs double backward, which an operator here lacks: {error}. "
             "Attention must be able to run on torch's math backend (attn_implementation='sdpa' or "
             "'eager' in Hugging Face models); custom functions need a differentiable backward."
         ) from error
+
+
+def lacks_double_backward(error: RuntimeError) -> bool:
+    """Whether torch complains that an operator cannot be differentiated twice."""
+    return "derivative" in str(error) or "differentiate twice" in str(error)
+
+
+@contextmanager
+def math_attention() -> Iterator[None]:
+    """Run attention on torch's math backend, and restore the previous setting.
+
+    Fused attention kernels have no second derivative, and the fast path of
+    nn.TransformerEncoderLayer bypasses the layer's submodules and their hooks.
+    """
+    fast_path = torch.backends.mha.get_fastpath_enabled()
+    try:
+        torch.backends.mha.set_fastpath_enabled(False)
+        with sdpa_kernel(SDPBackend.MATH):
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast_path)

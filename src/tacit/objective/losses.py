@@ -1,4 +1,7 @@
-"""How the loss of a batch becomes one mean, the weight it stands for, and a count of units."""
+"""How the loss of a batch is read: as one mean with its weight, or example by example.
+
+An example is whatever has one loss: a row of the data, or a token in a language model.
+"""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -16,130 +19,150 @@ BatchLoss = Callable[..., Tensor | tuple[Tensor, Tensor]]
 
 
 class BatchMean(NamedTuple):
-    """The mean loss of a batch, the total weight behind it, and how many units it counts."""
+    """The mean loss of a batch, its total weight, and its number of examples."""
 
     mean: Tensor
     weight: float
-    units: int
+    size: int
 
 
-Measure = Callable[[nn.Module, Any, Tensor | None, Noise | None], BatchMean]
+class ExampleOutputs(NamedTuple):
+    """The outputs of a batch, one row per example, and how each example's loss depends on them.
 
-
-class Spread(NamedTuple):
-    """A batch unit by unit: D ℓ_i = Σ ⟨pull_i, D output_i⟩ over its outputs, one row a unit."""
+    For example i with outputs f_i, the derivative of its loss is D ℓ_i = ⟨∂ℓ_i/∂f_i, D f_i⟩.
+    """
 
     outputs: tuple[Tensor, ...]
-    pulls: tuple[Tensor, ...]
-    """∂ℓ_i/∂output_i, held constant."""
-    bend: Callable[[Sequence[Tensor]], Sequence[Tensor | None]]
-    """∂²ℓ_i/∂output_i² times a direction of the outputs."""
+    output_gradients: tuple[Tensor, ...]
+    """∂ℓ_i/∂f_i, without a graph."""
+    output_hessian_product: Callable[[Sequence[Tensor]], Sequence[Tensor | None]]
+    """(∂²ℓ_i/∂f_i²) times a direction of the outputs; None where it is zero."""
     weights: Tensor | None
-    units: int
+    size: int
 
 
-Spreader = Callable[[nn.Module, Any, Tensor | None, Noise | None], Spread]
+ReadMean = Callable[[nn.Module, Any, Tensor | None, Noise | None], BatchMean]
+ReadExamples = Callable[[nn.Module, Any, Tensor | None, Noise | None], ExampleOutputs]
 
 
-def from_mean(loss: Loss) -> Measure:
-    """Measure batches (inputs, …, target) with a mean-reduced loss(output, target)."""
+class LossReader(NamedTuple):
+    """Two functions of (model, batch, weights, noise): the batch's mean, and its examples."""
 
-    def measure(model: nn.Module, batch: Any, weights: Tensor | None, _: Any) -> BatchMean:
+    mean: ReadMean
+    examples: ReadExamples
+
+
+def mean_loss_reader(loss: Loss) -> LossReader:
+    """Read batches (inputs, …, target) with a mean-reduced loss(output, target)."""
+
+    def read_mean(model: nn.Module, batch: Any, weights: Tensor | None, _: Any) -> BatchMean:
         inputs, target = split_batch(batch)
         output = model(*inputs)
         count = count_examples(batch)
         if weights is not None:
-            # Weights need each example's own loss: the mean-reduced loss of a batch of one.
-            return _weighted(_one_by_one(loss, output, target), weights)
+            # Weights need the loss of each example: the mean-reduced loss of a batch of one.
+            return _weighted_mean(_losses_one_by_one(loss, output, target), weights)
         mean = loss(output, target)
         if not isinstance(mean, Tensor) or mean.ndim:
             raise InputError(
-                f"loss(output, target) returned {_kind(mean)}: a scalar is needed, the mean over "
-                "the batch (reduction='mean'). For one loss an example use "
+                f"loss(output, target) returned {_describe(mean)}: a scalar is needed, the mean "
+                "over the batch (reduction='mean'). For one loss per example use "
                 "Objective.from_batch_loss."
             )
         return BatchMean(mean, count, count)
 
-    return measure
+    def read_examples(
+        model: nn.Module, batch: Any, weights: Tensor | None, _: Any
+    ) -> ExampleOutputs:
+        inputs, target = split_batch(batch)
+        return _examples_of_mean(loss, model(*inputs), target, weights, count_examples(batch))
+
+    return LossReader(read_mean, read_examples)
 
 
-def from_units(batch_loss: BatchLoss) -> Measure:
-    """Measure batches with batch_loss(model, batch): one loss per unit, or (losses, weights)."""
+def batch_loss_reader(batch_loss: BatchLoss) -> LossReader:
+    """Read batches with batch_loss(model, batch): one loss per example, or (losses, weights)."""
 
-    def measure(
+    def read_mean(
         model: nn.Module, batch: Any, weights: Tensor | None, noise: Noise | None
     ) -> BatchMean:
-        losses, weights = _unit_losses(batch_loss, model, batch, weights, noise)
+        losses, weights = _example_losses(batch_loss, model, batch, weights, noise)
         if weights is not None:
-            return _weighted(losses, weights)
+            return _weighted_mean(losses, weights)
         if losses.dtype.itemsize < 4:
             losses = losses.float()
-        mean = losses.mean() if len(losses) else losses.sum()  # padding alone weighs nothing
+        mean = losses.mean() if len(losses) else losses.sum()  # a batch of padding has weight 0
         return BatchMean(mean, len(losses), len(losses))
 
-    return measure
-
-
-def spread_mean(loss: Loss) -> Spreader:
-    """Examples of batches with a mean-reduced loss: n times its slope has each example's own."""
-
-    def spread(model: nn.Module, batch: Any, weights: Tensor | None, _: Any) -> Spread:
-        inputs, target = split_batch(batch)
-        outputs, count = model(*inputs), count_examples(batch)
-        held, fresh = [], []
-
-        def cut_off(tensor: Tensor) -> Tensor:
-            if not tensor.is_floating_point():
-                return tensor
-            held.append(tensor)
-            fresh.append(tensor.detach().requires_grad_())
-            return fresh[-1]
-
-        with torch.enable_grad():
-            mean = loss(map_tensors(outputs, cut_off), target)
-            if not fresh or not mean.requires_grad:
-                raise InputError(
-                    "the loss of single examples cannot be told from the model's output: no tensor "
-                    "in it reaches the loss. Use Objective.from_batch_loss."
-                )
-            slopes = torch.autograd.grad(count * mean, fresh, create_graph=True, allow_unused=True)
-        used = [i for i, slope in enumerate(slopes) if slope is not None and slope.any()]
-        if not used:  # a batch that is fitted exactly pulls nowhere, but has its examples
-            rows = [i for i, h in enumerate(held) if h.ndim and len(h) == count]
-            used = [i for i in rows if slopes[i] is not None][:1]
-        for i in used:
-            if not held[i].ndim or len(held[i]) != count:
-                raise InputError(
-                    f"the model gave shape {tuple(held[i].shape)} for {count} examples: the loss "
-                    "of single examples needs a row an example. Use Objective.from_batch_loss."
-                )
-        bend = _bend([slopes[i] for i in used], [fresh[i] for i in used])
-        pulls = tuple(slopes[i].detach() for i in used)
-        return Spread(tuple(held[i] for i in used), pulls, bend, weights, count)
-
-    return spread
-
-
-def spread_units(batch_loss: BatchLoss) -> Spreader:
-    """Units of batches with batch_loss(model, batch)."""
-
-    def spread(model: nn.Module, batch: Any, weights: Tensor | None, noise: Noise | None) -> Spread:
-        losses, weights = _unit_losses(batch_loss, model, batch, weights, noise)
+    def read_examples(
+        model: nn.Module, batch: Any, weights: Tensor | None, noise: Noise | None
+    ) -> ExampleOutputs:
+        losses, weights = _example_losses(batch_loss, model, batch, weights, noise)
         if weights is not None:
-            _weighted(losses.detach(), weights)  # refuses what are no weights
-        ones = torch.ones_like(losses, requires_grad=False)
-        return Spread((losses,), (ones,), lambda along: [None], weights, len(losses))
+            _weighted_mean(losses.detach(), weights)  # checks the weights
+        return examples_of_losses(losses, weights)
 
-    return spread
+    return LossReader(read_mean, read_examples)
 
 
-def _bend(
-    slopes: Sequence[Tensor], outputs: Sequence[Tensor]
+def examples_of_losses(losses: Tensor, weights: Tensor | None = None) -> ExampleOutputs:
+    """Examples whose outputs are their losses: the derivative is one, the Hessian zero."""
+    ones = torch.ones_like(losses, requires_grad=False)
+    return ExampleOutputs((losses,), (ones,), lambda direction: [None], weights, len(losses))
+
+
+def _examples_of_mean(
+    loss: Loss, outputs: Any, target: Any, weights: Tensor | None, count: int
+) -> ExampleOutputs:
+    """Examples of a batch with a mean-reduced loss.
+
+    The gradient of count·mean with respect to the outputs has ∂ℓ_i/∂f_i in row i.
+    """
+    floating, inputs_of_loss = [], []
+
+    def cut_graph(tensor: Tensor) -> Tensor:
+        if not tensor.is_floating_point():
+            return tensor
+        floating.append(tensor)
+        inputs_of_loss.append(tensor.detach().requires_grad_())
+        return inputs_of_loss[-1]
+
+    with torch.enable_grad():
+        mean = loss(map_tensors(outputs, cut_graph), target)
+        if not inputs_of_loss or not mean.requires_grad:
+            raise InputError(
+                "the loss of single examples cannot be computed from the model's output: no tensor "
+                "in the output reaches the loss. Use Objective.from_batch_loss."
+            )
+        gradients = torch.autograd.grad(
+            count * mean, inputs_of_loss, create_graph=True, allow_unused=True
+        )
+    used = [i for i, gradient in enumerate(gradients) if gradient is not None and gradient.any()]
+    if not used:  # a batch that is fitted exactly has zero gradients, but still has examples
+        rows = [i for i, output in enumerate(floating) if output.ndim and len(output) == count]
+        used = [i for i in rows if gradients[i] is not None][:1]
+    for i in used:
+        if not floating[i].ndim or len(floating[i]) != count:
+            raise InputError(
+                f"the model gave shape {tuple(floating[i].shape)} for {count} examples: the loss "
+                "of single examples needs one row per example. Use Objective.from_batch_loss."
+            )
+    return ExampleOutputs(
+        tuple(floating[i] for i in used),
+        tuple(gradients[i].detach() for i in used),
+        _hessian_product([gradients[i] for i in used], [inputs_of_loss[i] for i in used]),
+        weights,
+        count,
+    )
+
+
+def _hessian_product(
+    gradients: Sequence[Tensor], outputs: Sequence[Tensor]
 ) -> Callable[[Sequence[Tensor]], Sequence[Tensor | None]]:
-    """The Hessian of the loss by the outputs, as a product: each example meets its own."""
+    """Products of the loss's Hessian in the outputs; it is block-diagonal over the examples."""
 
-    def product(along: Sequence[Tensor]) -> Sequence[Tensor | None]:
-        pairs = [(s, a) for s, a in zip(slopes, along, strict=True) if s.requires_grad]
+    def product(direction: Sequence[Tensor]) -> Sequence[Tensor | None]:
+        pairs = [(g, d) for g, d in zip(gradients, direction, strict=True) if g.requires_grad]
         if not pairs:  # the loss is linear in the outputs
             return [None] * len(outputs)
         curved, directions = zip(*pairs, strict=True)
@@ -150,7 +173,7 @@ def _bend(
     return product
 
 
-def _unit_losses(
+def _example_losses(
     batch_loss: BatchLoss,
     model: nn.Module,
     batch: Any,
@@ -166,14 +189,14 @@ def _unit_losses(
         losses, weights = losses
     if not isinstance(losses, Tensor) or losses.ndim != 1:
         raise InputError(
-            f"batch_loss(model, batch) returned {_kind(losses)}: a 1-D tensor is needed, one "
+            f"batch_loss(model, batch) returned {_describe(losses)}: a 1-D tensor is needed, one "
             "loss per example or token (reduction='none', padding left out), so that batches "
             "of different size average exactly."
         )
     return losses, weights
 
 
-def _kind(value: Any) -> str:
+def _describe(value: Any) -> str:
     return f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
 
 
@@ -181,8 +204,8 @@ def split_batch(batch: Any) -> tuple[tuple[Any, ...], Any]:
     """A batch (inputs, …, target) as its inputs and its target."""
     if not isinstance(batch, list | tuple) or len(batch) < 2:
         raise InputError(
-            f"a batch is a {type(batch).__name__}: (inputs, …, target) is needed. For data held "
-            "in tensors pass a tuple (X, y); for other batches use Objective.from_batch_loss."
+            f"a batch is a {type(batch).__name__}: (inputs, …, target) is needed. For data in "
+            "tensors pass a tuple (X, y); for other batches use Objective.from_batch_loss."
         )
     *inputs, target = batch
     return tuple(inputs), target
@@ -191,31 +214,31 @@ def split_batch(batch: Any) -> tuple[tuple[Any, ...], Any]:
 def count_examples(batch: Any) -> int:
     """How many examples a batch (inputs, …, target) holds."""
     inputs, target = split_batch(batch)
-    sizes = [len(t) for t in tensors_in(target) if t.ndim]
-    if not sizes:
+    target_sizes = [len(t) for t in tensors_in(target) if t.ndim]
+    if not target_sizes:
         raise InputError(
-            "the target of a batch holds no tensor with one row an example. Stack targets into a "
+            "the target of a batch holds no tensor with one row per example. Stack targets into a "
             "tensor, or use Objective.from_batch_loss."
         )
-    given = [len(t) for t in tensors_in(inputs) if t.ndim]
-    if given and given[0] != sizes[0]:
+    input_sizes = [len(t) for t in tensors_in(inputs) if t.ndim]
+    if input_sizes and input_sizes[0] != target_sizes[0]:
         raise InputError(
-            f"inputs and targets differ in length: {given[0]} and {sizes[0]} in one batch. "
-            "Every tensor needs one row an example."
+            f"inputs and targets differ in length: {input_sizes[0]} and {target_sizes[0]} in one "
+            "batch. Every tensor needs one row per example."
         )
-    return sizes[0]
+    return target_sizes[0]
 
 
-def _one_by_one(loss: Loss, output: Any, target: Any) -> Tensor:
-    def alone(output: Any, target: Any) -> Tensor:
+def _losses_one_by_one(loss: Loss, output: Any, target: Any) -> Tensor:
+    def loss_of_one(output: Any, target: Any) -> Tensor:
         return loss(*(map_tensors(value, lambda t: t.unsqueeze(0)) for value in (output, target)))
 
     try:
-        losses = torch.func.vmap(alone)(output, target)
+        losses = torch.func.vmap(loss_of_one)(output, target)
     except (RuntimeError, TypeError, ValueError) as error:
         raise InputError(
-            f"the loss cannot be taken of one example at a time, which weights= needs ({error}). "
-            "Use Objective.from_batch_loss and return (losses, weights)."
+            f"the loss cannot be computed for one example at a time, which weights= needs "
+            f"({error}). Use Objective.from_batch_loss and return (losses, weights)."
         ) from error
     if losses.ndim != 1:
         raise InputError(
@@ -225,7 +248,7 @@ def _one_by_one(loss: Loss, output: Any, target: Any) -> Tensor:
     return losses
 
 
-def _weighted(losses: Tensor, weights: Tensor) -> BatchMean:
+def _weighted_mean(losses: Tensor, weights: Tensor) -> BatchMean:
     if weights.shape != losses.shape:
         raise InputError(
             f"weights have shape {tuple(weights.shape)} for losses of shape "

@@ -5,52 +5,40 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from tacit.errors import InputError
-from tacit.objective import checks as probes
-from tacit.objective import derivatives, losses
-from tacit.objective import per_example as directional
-from tacit.objective.batches import (
-    check_items,
-    check_restarts,
-    join_batches,
-    open_batches,
-    slice_batch,
+from tacit.objective import checks, derivatives, per_example
+from tacit.objective.batches import join_batches, open_batches
+from tacit.objective.losses import (
+    BatchLoss,
+    Loss,
+    LossReader,
+    batch_loss_reader,
+    count_examples,
+    mean_loss_reader,
 )
-from tacit.objective.borrowing import Borrowed
-from tacit.objective.losses import BatchLoss, Loss, count_examples
-from tacit.objective.params import (
-    Params,
-    aliases,
-    check_finite,
-    check_params,
-    float64_zeros,
-    trainable,
-)
-from tacit.objective.passes import Stream, check_count
+from tacit.objective.params import Params, check_params, norm, point_of, trainable
+from tacit.objective.passes import Passes, PassResult
+from tacit.objective.per_example import DirectionalDerivatives
 from tacit.objective.randomness import takes_noise
-
-PROBE = 256
-"""Examples of a batch that probes look at, where batches can be cut."""
 
 
 class Objective:
     """L(θ), the mean loss over all examples, and its derivatives, streamed over the data.
 
-    Sums are kept in float64 whatever the model's dtype, and a ragged last batch counts by its
-    size. The model is only borrowed: its mode, parameters, buffers and gradients, and the random
-    state, are as before after every call.
+    Sums are in float64 whatever the model's dtype, and a smaller last batch counts by its size.
+    The model is only borrowed: its mode, parameters, buffers and gradients, and the random state,
+    are unchanged after every call.
 
     Args:
-        model: the trained module; parameters with requires_grad=False are held fixed.
+        model: the trained module; parameters with requires_grad=False are constants.
         loss: loss(output, target), mean-reduced, as torch's are.
         data: a tuple of tensors (inputs, …, target), a DataLoader, or an iterable of such batches.
-        weights: one weight an example, for data held in tensors; L is then the weighted mean.
-        batch_size: how many rows of data held in tensors go through the model at once.
-        training: evaluate with dropout and the like active (batch norm stays in eval).
+        weights: one weight per example, for data in tensors; L is then the weighted mean.
+        batch_size: how many rows of data in tensors go through the model at once.
+        training: evaluate with dropout and similar layers active (batch norm stays in eval).
         draws: how many draws of that randomness are averaged.
-        seed: draws depend on (seed, draw, batch) alone.
+        seed: draws depend only on (seed, draw, batch).
 
     >>> X, y = torch.eye(2), torch.tensor([[1.0], [3.0]])
     >>> model = torch.nn.Linear(2, 1, bias=False)
@@ -72,13 +60,12 @@ class Objective:
         seed: int = 0,
     ):
         self._check_arguments(model, loss, training=training, draws=draws, seed=seed)
-        self._mean_reduced = True
         self.paired: bool = False
         """Whether batch_loss takes its noise, so that draws 2j and 2j+1 are mirror images."""
         self.loss: Loss | None = loss
         """The loss(output, target) it was made with; None after `from_batch_loss`."""
-        self._open(data, weights, batch_size, losses.from_mean(loss), losses.spread_mean(loss))
-        self._check_mean_reduced(self._first[0])
+        self._open(data, weights, batch_size, mean_loss_reader(loss))
+        checks.check_mean_loss(self._passes, self.params, self._probe[0])
 
     @classmethod
     def from_batch_loss(
@@ -95,23 +82,21 @@ class Objective:
     ) -> Self:
         """An objective from batch_loss(model, batch) -> losses, 1-D, one per example or token.
 
-        For dict batches, several inputs, padding, Hugging Face style models: whatever the loss
-        needs to call. It is handed the user's own model with its parameters swapped. It may also
-        return (losses, weights); L is then the weighted mean. With training=True it may be one of
-        (model, batch, noise), a technique's noise from `Noise`, mirrored in pairs of draws.
+        For dict batches, several inputs, padding, Hugging Face style models: the loss may call
+        the model in any way. It receives the user's own model with its parameters swapped. It may
+        also return (losses, weights); L is then the weighted mean. With training=True it may take
+        (model, batch, noise): the technique's noise as a `Noise`, mirrored in pairs of draws.
         """
         self = cls.__new__(cls)
         self._check_arguments(model, batch_loss, training=training, draws=draws, seed=seed)
-        self._mean_reduced = False
         self.paired = takes_noise(batch_loss, training=training, draws=draws)
         self.loss = None
-        read = losses.from_units(batch_loss), losses.spread_units(batch_loss)
-        self._open(data, weights, batch_size, *read)
+        self._open(data, weights, batch_size, batch_loss_reader(batch_loss))
         return self
 
     @property
     def params(self) -> Params:
-        """The model's trainable parameters as they are now, tied ones once; not copies."""
+        """The model's current trainable parameters, tied ones once; not copies."""
         return trainable(self.model)
 
     @property
@@ -122,23 +107,18 @@ class Objective:
         return self._count or 0
 
     def point(self, params: Mapping[str, Tensor] | None = None, *, what: str = "params") -> Params:
-        """Parameters to evaluate at: those given, checked, or the model's own.
+        """The point to evaluate at: the given parameters, checked, or the model's current ones.
 
-        Frozen parameters and other names of tied ones may be among them if they agree.
+        Frozen parameters and second names of tied ones may be among them if their values agree.
         """
-        own = self.params
-        if params is None:
-            check_finite(own, what="the model's value")
-            return own
-        if isinstance(params, Mapping):
-            same = aliases(self.model, params)
-            params = {n: p for n, p in params.items() if n not in same}
-        return check_params(params, own, what=what)
+        return point_of(self.model, params, what=what)
 
     def value(self, params: Mapping[str, Tensor] | None = None) -> float:
         """L(θ)."""
         with torch.no_grad():
-            return self._run(self.point(params), lambda mean, weight: None)[0]
+            result = self._passes.run(self.point(params), lambda mean, weight: None)
+        self._check_pass(result)
+        return result.value
 
     def gradient(self, params: Mapping[str, Tensor] | None = None) -> Params:
         """∇L(θ), in float64."""
@@ -148,11 +128,13 @@ class Objective:
     def value_and_gradient(
         self, params: Mapping[str, Tensor] | None = None, *, draws: Sequence[int] | None = None
     ) -> tuple[float, Params]:
-        """L(θ) and ∇L(θ) in one pass; `draws` says which of the draws to average."""
+        """L(θ) and ∇L(θ) in one pass; `draws` selects which draws to average."""
         leaves = derivatives.leaves(self.point(params))
-        return self._mean_vector(
+        result, gradient = self._passes.mean_vector(
             leaves, lambda mean: derivatives.gradient(mean, leaves), draws=draws
         )
+        self._check_pass(result)
+        return result.value, gradient
 
     @torch.inference_mode(mode=False)
     def hvp(
@@ -160,12 +142,13 @@ class Objective:
     ) -> Params:
         """H(θ)·direction, the Hessian of L times a direction, in float64, by double backward."""
         leaves = derivatives.leaves(self.point(params))
-        along = check_params(direction, leaves, what="direction")
-        # Fused attention kernels have no double backward; the math path has.
-        with sdpa_kernel(SDPBackend.MATH):
-            return self._mean_vector(
-                leaves, lambda mean: derivatives.hessian_product(mean, leaves, along)
-            )[1]
+        direction = check_params(direction, leaves, what="direction")
+        with derivatives.math_attention():
+            result, product = self._passes.mean_vector(
+                leaves, lambda mean: derivatives.hessian_product(mean, leaves, direction)
+            )
+        self._check_pass(result)
+        return product
 
     def directional_derivatives(
         self,
@@ -175,43 +158,42 @@ class Objective:
         draws: Sequence[int] | None = None,
         base: Params | None = None,
         signs: Tensor | None = None,
-    ) -> directional.DirectionalDerivatives:
-        """D ℓ_i(θ)[v_j] of every unit i, direction j; with a base D²ℓ_i[v_j, base].
+    ) -> DirectionalDerivatives:
+        """D ℓ_i(θ)[v_j] of every example i and direction j; with a base D²ℓ_i(θ)[v_j, base].
 
         One pass, in the order of the data. A direction is zero at the names that it leaves out.
-        With a sign for every unit, Σ s_i ∇ℓ_i comes along at no cost.
+        With one sign per example, Σ s_i ∇ℓ_i is returned too, at no extra cost.
         """
-        start, options = (self.point(params), self._first), {"base": base, "signs": signs}
-        found = directional.directional_derivatives(
-            self._stream, *start, directions, draws=draws, **options
-        )
-        check_count(len(found.values), self._count)
-        return found
+        result = per_example.directional_derivatives(
+            self._passes, self.point(params), self._probe, directions, draws=draws, base=base,
+            signs=signs,
+        )  # fmt: skip
+        self._check_count(len(result.values))
+        return result
 
     @torch.inference_mode(mode=False)
-    def rounding(self, params: Mapping[str, Tensor] | None = None) -> Params:
-        """How far ∇L moves, on the first examples, when every weight moves by its last digit.
+    def rounding(self, params: Mapping[str, Tensor] | None = None) -> dict[str, float]:
+        """Norm, by tensor, of the change of ∇L when every weight moves by its last digit.
 
-        A gradient is not known better than this, however many digits it prints: it is the level
-        at which a target counts as no signal. The digit is that of the coarsest arithmetic at
-        work, autocast included.
+        It is measured on a few examples. A gradient is not known better than this, however many
+        digits it prints, so a target at this level has no signal. The digit is that of the
+        coarsest arithmetic in use, autocast included.
         """
-        here = self.point(params)
-        batch, weights = self._stream.moved(self._first)
-        moved = probes.perturb_last_digit(here)
-        found = []
-        with self._stream.ready(training=self.training), torch.enable_grad():
-            for point in (here, moved):
-                leaves = derivatives.leaves(point)
-                self._stream.evaluate(
+        point = self.point(params)
+        batch, weights = self._passes.to_model(self._probe)
+        gradients: list[Sequence[Tensor | None]] = []
+        with self._passes.prepared(training=self.training), torch.enable_grad():
+            for theta in (point, checks.perturb_last_digit(point)):
+                leaves = derivatives.leaves(theta)
+                self._passes.batch_mean(
                     leaves, batch, weights, draw=0,
-                    use=lambda mean, _, leaves=leaves: found.append(
+                    use=lambda mean, _, leaves=leaves: gradients.append(
                         derivatives.gradient(mean, leaves)
                     ),
                 )  # fmt: skip
         return {
-            n: p.new_zeros(p.shape) if a is None or b is None else b.sub_(a)
-            for (n, p), a, b in zip(here.items(), *found, strict=True)
+            name: 0.0 if here is None or there is None else norm({name: there.sub_(here)})
+            for name, here, there in zip(point, *gradients, strict=True)
         }
 
     def predictions(self, *points: Mapping[str, Tensor]) -> tuple[list[Tensor], Any]:
@@ -219,31 +201,47 @@ class Objective:
 
         One pass for all points, because a shuffling loader changes its order with every pass.
         """
-        where = [self.point(p) for p in points]
-        return self._stream.predictions(where, single=self._mean_reduced)
+        return self._passes.predictions(
+            [self.point(point) for point in points], has_outputs=self.loss is not None
+        )
 
     def repeats_order(self, *, shuffled: bool = True) -> bool:
-        """Whether every pass has the same order; unless `shuffled`, under any random state."""
-        return self._stream.repeats_order(shuffled=shuffled)
+        """Whether every pass has the same order; with shuffled=False, under any random state."""
+        return self._passes.repeats_order(shuffled=shuffled)
 
     def for_each_batch(
         self,
         params: Params,
         use: Callable[[nn.Module, Any, Tensor | None, int], None],
         *,
-        first: bool = False,
+        probe: bool = False,
     ) -> None:
-        """One pass in eval mode: use(model, batch, weights, index), the parameters swapped in.
+        """One pass in eval mode: use(model, batch, weights, index) with the parameters swapped in.
 
-        For what no mean loss can say (activations, outputs). `first` stops at the examples that
-        probes look at.
+        For quantities that are no mean loss (activations, outputs). With probe=True only the few
+        examples that checks look at are visited.
         """
-        with self._stream.ready(training=False), torch.enable_grad():
-            batches = [self._stream.moved(self._first)] if first else self._stream.read()
+        passes = self._passes
+        with passes.prepared(training=False), torch.enable_grad():
+            batches = [passes.to_model(self._probe)] if probe else passes.read()
             for index, (batch, weights) in enumerate(batches):
-                Borrowed(self.model).at(
-                    params, lambda model, b=batch, w=weights, i=index: use(model, b, w, i)
+                passes.call(
+                    params, lambda model, _, b=batch, w=weights, i=index: use(model, b, w, i)
                 )
+
+    def describe(self, params: Params) -> dict[str, Any]:
+        """Facts about the model, the loss and the data, for the header of a summary."""
+        names = [n for n, _ in self.model.named_parameters(remove_duplicate=False)]
+        return {
+            "loss": self.loss_name,
+            "examples": self.count,
+            "frozen": sum(p.numel() for p in self.model.parameters() if not p.requires_grad),
+            "tied": len(names) - len(list(self.model.parameters())),
+            "dtype": ", ".join(
+                sorted({str(p.dtype).removeprefix("torch.") for p in params.values()})
+            ),
+            "parameter_norm": norm(params),
+        }
 
     def _check_arguments(
         self, model: nn.Module, loss: Any, *, training: bool, draws: int, seed: int
@@ -268,96 +266,50 @@ class Objective:
         self._count: int | None = None
         self.point()
 
-    def _open(self, data: Any, weights: Tensor | None, batch_size: int, *read: Any) -> None:
-        """Check the data, and probe the objective on its first examples."""
+    def _open(self, data: Any, weights: Tensor | None, batch_size: int, reader: LossReader) -> None:
+        """Check the data, and check on a few examples that the objective is deterministic."""
         self.data, self.weights = data, weights
-        batches = open_batches(data, weights=weights, batch_size=batch_size)
-        params = self.params
-        self._stream = Stream(
+        is_mean_loss = self.loss is not None
+        self._passes = Passes(
             self.model,
-            read[0],
-            batches,
+            reader,
+            open_batches(data, weights=weights, batch_size=batch_size),
             self.loss_name,
-            read[1],
-            masks=not self._mean_reduced,
+            allow_masks=not is_mean_loss,
             training=self.training,
             draws=self.draws,
             seed=self.seed,
             paired=self.paired,
         )
-        with self._stream.ready(training=self.training), torch.no_grad():
-            check_items(data)
-            check_restarts(batches, data)
-            first = next(self._stream.read(), None)
-            if first is None:
-                raise InputError("data is empty: it yields no batch. Pass at least one example.")
-            sample = None if batches.sample is None else batches.sample(PROBE)
-            if sample is not None and not probes.not_finite(sample, masks=True):
-                first = self._stream.moved(sample)
-            elif self._mean_reduced:
-                first = slice_batch(first, slice(PROBE), count_examples(first[0]))
-            self._first: tuple[Any, Tensor | None] = first
-            try:
-                probes.check_deterministic(
-                    lambda: self._stream.evaluate(params, *first, draw=0).mean,
-                    training=self.training,
-                )
-            except Exception as error:
-                probes.explain_failure(error, first[0], params)
-                raise
+        self._probe = checks.choose_probe(self._passes, data, sliceable=is_mean_loss)
+        checks.check_deterministic(self._passes, self.params, self._probe)
 
-    def _check_mean_reduced(self, batch: Any) -> None:
-        """Refuse a loss that is not a mean over the examples of this batch."""
-        params, evaluate = self.params, self._stream.evaluate
-        with self._stream.ready(training=False), torch.no_grad():
-            whole = evaluate(params, batch, None)
-            probes.check_loss(whole.mean, 0)
-            if self.training and not evaluate(params, batch, None).mean.isclose(whole.mean):
-                return  # noise that eval mode does not stop: halves cannot be compared
-            probes.check_mean_reduced(
-                lambda part: evaluate(params, slice_batch(batch, part, whole.units), None).mean,
-                whole.units,
-                precision=probes.coarsest_dtype(whole.mean, *params.values()),
+    def _check_pass(self, result: PassResult) -> None:
+        """Refuse data that changed between passes, and losses that are no means across batches."""
+        self._check_count(result.examples)
+        streamed = self._passes.batches.sample is None
+        if self._count is None and self.loss is not None and streamed:
+            # Class weights or padding may show only between batches that differ.
+            last, _ = checks.first_examples((result.last_batch, None))
+            first = self._passes.to_model(self._probe[0])
+            mixed = join_batches(first, last, (count_examples(first), count_examples(last)))
+            if mixed is not None:
+                checks.check_mean_loss(self._passes, self.params, mixed)
+        self._count = result.examples
+
+    def _check_count(self, count: int) -> None:
+        if self._count not in (None, count):
+            raise InputError(
+                f"the data gave {count} examples, where an earlier pass gave {self._count}: tacit "
+                "reads the data more than once. Pass data that can be read repeatedly and stays "
+                "the same, such as a list of batches."
             )
 
-    def _run(
-        self,
-        params: Params,
-        use: Callable[[Tensor, float], None],
-        *,
-        draws: Sequence[int] | None = None,
-    ) -> tuple[float, float]:
-        """One pass over the data: the mean loss and the weight behind it."""
-        value, weight, units, last = self._stream.run(params, use, draws=draws)
-        check_count(units, self._count)
-        if self._count is None and self._mean_reduced and self._stream.batches.sample is None:
-            # Class weights or padding may show only between batches that differ.
-            some = slice_batch(last, slice(PROBE), count_examples(last))
-            first = self._stream.moved(self._first[0])
-            mixed = join_batches(first, some, (count_examples(first), count_examples(some)))
-            if mixed is not None:
-                self._check_mean_reduced(mixed)
-        self._count = units
-        return value, weight
 
-    def _mean_vector(
-        self,
-        leaves: Params,
-        vectors: Callable[[Tensor], Sequence[Tensor | None]],
-        *,
-        draws: Sequence[int] | None = None,
-    ) -> tuple[float, Params]:
-        """L, and the weighted mean over batches of a vector of each batch's loss, in float64."""
-        sums = float64_zeros(leaves)
-
-        def add(mean: Tensor, weight: float) -> None:
-            for total, part in zip(sums.values(), vectors(mean), strict=True):
-                if part is not None:
-                    total.add_(part.to(total.device), alpha=weight)
-
-        with torch.enable_grad():
-            value, weight = self._run(leaves, add, draws=draws)
-        for total in sums.values():
-            total.div_(weight)
-        check_finite(sums, what="the derivative of the loss")
-        return value, sums
+def check_objective(objective: Objective, *, what: str = "an objective") -> Objective:
+    """The objective itself; anything else is refused."""
+    if not isinstance(objective, Objective):
+        raise InputError(
+            f"{what} is a {type(objective).__name__}: pass tacit.Objective(model, loss, data)."
+        )
+    return objective

@@ -1,4 +1,4 @@
-"""Parameters as a dictionary of named tensors, and how scopes choose among them."""
+"""Parameters as a dictionary of named tensors, and scopes that select among them."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping
@@ -18,7 +18,7 @@ ROOT = "(model)"
 
 
 def trainable(model: nn.Module) -> Params:
-    """Parameters that training could move, tied ones once, as views that share their memory."""
+    """Parameters with requires_grad=True, tied ones once, as views that share their memory."""
     for name, parameter in model.named_parameters():
         if isinstance(parameter, nn.parameter.UninitializedParameter):
             raise InputError(
@@ -40,18 +40,33 @@ def layer_of(name: str) -> str:
     return (module if parametrised else module.rpartition(".")[0])[1:] or ROOT
 
 
-def aliases(model: nn.Module, given: Mapping[str, Tensor]) -> set[str]:
-    """Given names that say nothing new: frozen ones as in the model, tied ones as their owner."""
+def point_of(model: nn.Module, params: Mapping[str, Tensor] | None, *, what: str) -> Params:
+    """The point to evaluate a model at: the given parameters, checked, or the model's current ones.
+
+    Frozen parameters and second names of tied ones may be among them if their values agree.
+    """
+    current = trainable(model)
+    if params is None:
+        check_finite(current, what="the model's value")
+        return current
+    if isinstance(params, Mapping):
+        redundant = _redundant_names(model, params)
+        params = {n: p for n, p in params.items() if n not in redundant}
+    return check_params(params, current, what=what)
+
+
+def _redundant_names(model: nn.Module, params: Mapping[str, Tensor]) -> set[str]:
+    """Names of frozen parameters with the model's value, and of tied ones with their owner's."""
     owners = {id(p): n for n, p in model.named_parameters()}
-    found = set()
+    redundant = set()
     for name, parameter in model.named_parameters(remove_duplicate=False):
         owner = owners[id(parameter)]
-        if name not in given or (parameter.requires_grad and owner == name):
+        if name not in params or (parameter.requires_grad and owner == name):
             continue
-        expected = given.get(owner, parameter) if parameter.requires_grad else parameter
-        if _equal(given[name], expected):
-            found.add(name)
-    return found
+        expected = params.get(owner, parameter) if parameter.requires_grad else parameter
+        if _equal(params[name], expected):
+            redundant.add(name)
+    return redundant
 
 
 def _equal(a: Any, b: Any) -> bool:
@@ -63,7 +78,7 @@ def select(names: Iterable[str], scope: Scope, *, what: str) -> tuple[str, ...]:
     """Names that a scope covers, in their order.
 
     A pattern matches a parameter (`*.bias`) or a module that contains it (`encoder`); a predicate
-    is asked with the name. None covers all.
+    is called with the name. None covers all.
     """
     names = tuple(names)
     if scope is None:
@@ -85,15 +100,17 @@ def select(names: Iterable[str], scope: Scope, *, what: str) -> tuple[str, ...]:
     return chosen
 
 
-def check_params(given: Mapping[str, Tensor], reference: Params, *, what: str = "params") -> Params:
-    """The given parameters, moved to where and what the reference is; refused if they differ."""
-    if not isinstance(given, Mapping):
+def check_params(
+    params: Mapping[str, Tensor], reference: Params, *, what: str = "params"
+) -> Params:
+    """The parameters with the reference's device and dtype; refused if names or shapes differ."""
+    if not isinstance(params, Mapping):
         raise InputError(
-            f"{what} is a {type(given).__name__}: pass a dictionary of named tensors, "
+            f"{what} is a {type(params).__name__}: pass a dictionary of named tensors, "
             "such as dict(model.named_parameters())."
         )
-    missing = [n for n in reference if n not in given]
-    unknown = [n for n in given if n not in reference]
+    missing = [n for n in reference if n not in params]
+    unknown = [n for n in params if n not in reference]
     if missing or unknown:
         raise InputError(
             f"{what} belongs to another model: missing {shorten(missing) or 'nothing'}, "
@@ -101,19 +118,19 @@ def check_params(given: Mapping[str, Tensor], reference: Params, *, what: str = 
             f"{shorten(reference)}."
         )
     for name, tensor in reference.items():
-        if not isinstance(given[name], Tensor):
+        if not isinstance(params[name], Tensor):
             raise InputError(
-                f"{what}[{name!r}] is a {type(given[name]).__name__}: pass a tensor, as in "
+                f"{what}[{name!r}] is a {type(params[name]).__name__}: pass a tensor, as in "
                 "torch.as_tensor(…)."
             )
-        if given[name].shape != tensor.shape:
+        if params[name].shape != tensor.shape:
             raise InputError(
-                f"{what}[{name!r}] has shape {tuple(given[name].shape)}; the model's has "
+                f"{what}[{name!r}] has shape {tuple(params[name].shape)}; the model's has "
                 f"{tuple(tensor.shape)}. Pass parameters of the same architecture."
             )
-    moved = {n: given[n].detach().to(t) for n, t in reference.items()}
-    check_finite(moved, what=what)
-    return moved
+    converted = {n: params[n].detach().to(t) for n, t in reference.items()}
+    check_finite(converted, what=what)
+    return converted
 
 
 def check_finite(tensors: Mapping[str, Tensor], *, what: str) -> None:
@@ -129,7 +146,7 @@ def check_finite(tensors: Mapping[str, Tensor], *, what: str) -> None:
 
 
 def to_float64(tensor: Tensor) -> Tensor:
-    """The tensor in float64, on the CPU where its device has no float64."""
+    """The tensor in float64; on the CPU if its device has no float64."""
     if tensor.device.type == "mps":
         tensor = tensor.cpu()
     return tensor.to(torch.float64)
@@ -151,14 +168,14 @@ def norm(tensors: Mapping[str, Tensor]) -> float:
 
 
 def square_norm(tensor: Tensor) -> float:
-    """Sum of squares, accumulated in float64 a slice at a time."""
+    """Sum of squares, accumulated in float64 in slices."""
     return sum(
         float(to_float64(part).square().sum()) for part in tensor.detach().flatten().split(2**20)
     )
 
 
 def shorten(names: Iterable[str], most: int = 6) -> str:
-    """A few names for a message, and how many more there are."""
+    """The first few names for a message, and the number of further ones."""
     names = list(names)
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more

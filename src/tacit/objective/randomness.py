@@ -1,4 +1,4 @@
-"""Random numbers for techniques that take their noise as an argument, in mirrored pairs."""
+"""Randomness by explicit seeds: draws of a technique's noise, in mirrored pairs."""
 
 import inspect
 from collections.abc import Callable
@@ -14,34 +14,36 @@ from tacit.errors import InputError
 class Noise:
     """The random numbers of one draw on one batch; draws 2j and 2j+1 are mirror images.
 
-    What is odd in the noise cancels within a pair, exactly: for small noise that is nearly all of
-    what one draw differs from another. Numbers depend on (seed, pair, batch) and on the order of
-    the calls alone, so a technique must ask for the same shapes in the same order at every draw.
+    Whatever is odd in the noise cancels exactly within a pair. For small noise that is nearly all
+    of the difference between draws. The numbers depend only on (seed, pair, batch) and on the
+    order of the calls.
+
+    Trap: a technique must ask for the same shapes in the same order at every draw, or its pairs
+    are not mirror images.
     """
 
     def __init__(self, seed: int, draw: int, batch: int):
         self._mirrored = draw % 2 == 1
-        state = np.random.SeedSequence([seed, draw // 2, batch, 1]).generate_state(1, np.uint64)
-        self._seed = int(state[0]) >> 1
+        self._seed = _seed_from(seed, draw // 2, batch, 1)
         self._generators: dict[torch.device, torch.Generator] = {}
 
     def normal(self, like: Tensor) -> Tensor:
-        """Standard normal numbers in a tensor's shape, dtype and place; z and −z in a pair."""
-        drawn = torch.randn(like.shape, **self._where(like))
-        return -drawn if self._mirrored else drawn
+        """Standard normal numbers with a tensor's shape, dtype and device; z and −z in a pair."""
+        z = torch.randn(like.shape, **self._options(like))
+        return -z if self._mirrored else z
 
     def uniform(self, like: Tensor) -> Tensor:
-        """Numbers between 0 and 1 in a tensor's shape, dtype and place; u and 1 − u in a pair."""
-        drawn = torch.rand(like.shape, **self._where(like))
-        return 1 - drawn if self._mirrored else drawn
+        """Numbers from 0 to 1 with a tensor's shape, dtype and device; u and 1 − u in a pair."""
+        u = torch.rand(like.shape, **self._options(like))
+        return 1 - u if self._mirrored else u
 
     def signs(self, like: Tensor) -> Tensor:
-        """Numbers −1 or 1 in a tensor's shape, dtype and place; s and −s in a pair."""
-        drawn = 2 * torch.randint(0, 2, like.shape, **self._where(like)) - 1
-        return -drawn if self._mirrored else drawn
+        """Numbers −1 or 1 with a tensor's shape, dtype and device; s and −s in a pair."""
+        s = 2 * torch.randint(0, 2, like.shape, **self._options(like)) - 1
+        return -s if self._mirrored else s
 
-    def _where(self, like: Tensor) -> dict[str, Any]:
-        """Dtype, device and generator; the default dtype beside whole numbers such as tokens."""
+    def _options(self, like: Tensor) -> dict[str, Any]:
+        """Dtype, device and generator; the default dtype for integer tensors such as tokens."""
         if like.device not in self._generators:
             generator = torch.Generator(device=like.device)
             self._generators[like.device] = generator.manual_seed(self._seed)
@@ -50,22 +52,22 @@ class Noise:
 
 
 def takes_noise(batch_loss: Callable[..., Any], *, training: bool, draws: int) -> bool:
-    """Whether a batch_loss is one of (model, batch, noise), by its three required parameters."""
+    """Whether a batch_loss has three required parameters (model, batch, noise)."""
     try:
-        given = inspect.signature(batch_loss).parameters.values()
+        parameters = inspect.signature(batch_loss).parameters.values()
     except (TypeError, ValueError):
-        return False  # of some callables written in C nothing can be known: they get two
-    places = [p for p in given if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    needed = [p for p in places if p.default is p.empty]
-    more = any(p.kind is p.VAR_POSITIONAL for p in given)
-    optional = any(p.name == "noise" and p not in needed for p in given)
-    if len(needed) > 3 or optional or (training and more and len(needed) < 3):
+        return False  # some callables written in C have no signature: they are called with two
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    required = [p for p in positional if p.default is p.empty]
+    variadic = any(p.kind is p.VAR_POSITIONAL for p in parameters)
+    optional = any(p.name == "noise" and p not in required for p in parameters)
+    if len(required) > 3 or optional or (training and variadic and len(required) < 3):
         raise InputError(
             f"batch_loss{inspect.signature(batch_loss)} may or may not take noise: write "
             "batch_loss(model, batch), or batch_loss(model, batch, noise) with three parameters "
             "that have no default, and bind all others with functools.partial."
         )
-    if len(needed) < 3:
+    if len(required) < 3:
         return False
     if not training or draws % 2:
         raise InputError(
@@ -76,9 +78,14 @@ def takes_noise(batch_loss: Callable[..., Any], *, training: bool, draws: int) -
 
 
 def split_draws(draws: int, groups: int, *, paired: bool) -> list[list[int]]:
-    """Draws dealt to groups in turn; mirrored pairs stay together."""
+    """The draws of each group, dealt in turn; mirrored pairs stay in one group."""
     size = 2 if paired else 1
     return [[d for d in range(draws) if d // size % groups == group] for group in range(groups)]
+
+
+def seed_draw(seed: int, draw: int, batch: int, devices: set[torch.device]) -> None:
+    """Seed torch for one draw on one batch."""
+    seed_devices(_seed_from(seed, draw, batch), devices)
 
 
 def seed_devices(seed: int, devices: set[torch.device]) -> None:
@@ -87,3 +94,9 @@ def seed_devices(seed: int, devices: set[torch.device]) -> None:
     for device in devices:
         if device.type == "cuda":
             torch.cuda.default_generators[device.index or 0].manual_seed(seed)
+
+
+def _seed_from(*numbers: int) -> int:
+    """A seed of 63 bits that depends on all the numbers."""
+    state = np.random.SeedSequence(list(numbers)).generate_state(1, np.uint64)
+    return int(state[0]) >> 1

@@ -1,10 +1,10 @@
-"""Candidate regularizers: each a name, its gradient columns, and its value."""
+"""Candidate regularizers: each has a name, gradient columns ∇R_j(θ) and values R_j(θ)."""
 
 from tacit.regularizers.custom import regularizer
 from tacit.regularizers.data_dependent import gradient_norm
 from tacit.regularizers.dropout.penalty import explicit_dropout
 from tacit.regularizers.elementwise import distance_to, l1, l2, smooth_l1
-from tacit.regularizers.family import Columns, Regularizer, join, layerwise
+from tacit.regularizers.family import Columns, Regularizer, join_columns, layerwise
 from tacit.regularizers.matrices import group_l2, nuclear_norm
 from tacit.regularizers.quadratic import diagonal, symmetric
 
@@ -16,7 +16,7 @@ __all__ = [
     "explicit_dropout",
     "gradient_norm",
     "group_l2",
-    "join",
+    "join_columns",
     "l1",
     "l2",
     "layerwise",

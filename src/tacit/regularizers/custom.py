@@ -1,4 +1,4 @@
-"""A penalty from any differentiable function of the parameters."""
+"""A regularizer from any differentiable function of the parameters."""
 
 from collections.abc import Callable
 
@@ -8,18 +8,19 @@ from torch import Tensor
 from tacit.errors import InputError
 from tacit.objective import derivatives
 from tacit.objective.params import Params, Scope, check_finite, select
-from tacit.regularizers.family import Columns, Regularizer, check_name
-from tacit.regularizers.family import whole_column as _held
+from tacit.regularizers.family import Columns, Regularizer, check_name, whole_column
 
 
 def regularizer(
     name: str, function: Callable[[Params], Tensor], *, scope: Scope = None
 ) -> Regularizer:
-    """A penalty from any differentiable scalar function of the parameters.
+    """The penalty R(θ) = function(params), for any differentiable scalar function.
 
-    Autograd takes its gradient, at the cost of one parameter-sized vector. Parameters out of scope
-    are held constant. Whether the function reads data cannot be known: `score_examples` holds its
-    column fixed.
+    Autograd computes ∇R, which takes the memory of one parameter-sized vector. Parameters outside
+    the scope are passed to the function detached, so that they act as constants.
+
+    Trap: tacit cannot know whether the function reads data. `score_examples` therefore treats its
+    column as fixed, and leaves out how the column changes with the examples.
 
     >>> params = {"w": torch.tensor([3.0, 4.0])}
     >>> regularizer("norm", lambda params: params["w"].norm()).gradient(params)
@@ -33,8 +34,8 @@ def regularizer(
         )
 
     def value(params: Params) -> Tensor:
-        chosen = select(params, scope, what=f"scope of {name}")
-        penalty = function({n: p if n in chosen else p.detach() for n, p in params.items()})
+        in_scope = select(params, scope, what=f"scope of {name}")
+        penalty = function({n: p if n in in_scope else p.detach() for n, p in params.items()})
         if not isinstance(penalty, Tensor) or penalty.numel() != 1:
             shape = tuple(penalty.shape) if isinstance(penalty, Tensor) else type(penalty).__name__
             raise InputError(
@@ -50,11 +51,11 @@ def regularizer(
             if not penalty.requires_grad:
                 raise InputError(
                     f"regularizer {name!r} does not depend on the parameters it covers: compute it "
-                    "from the tensors it is handed, without .item(), .detach() or .data."
+                    "from the tensors it is called with, without .item(), .detach() or .data."
                 )
-            parts = torch.autograd.grad(penalty, list(leaves.values()), allow_unused=True)
-        found = {n: g for n, g in zip(leaves, parts, strict=True) if g is not None}
-        check_finite(found, what=f"the gradient of regularizer {name!r}")
-        return _held(name, found)
+            gradients = torch.autograd.grad(penalty, list(leaves.values()), allow_unused=True)
+        gradient = {n: g for n, g in zip(leaves, gradients, strict=True) if g is not None}
+        check_finite(gradient, what=f"the gradient of regularizer {name!r}")
+        return whole_column(name, gradient)
 
     return Regularizer(name, bind, value)

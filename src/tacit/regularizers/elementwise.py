@@ -1,4 +1,4 @@
-"""Families that treat every parameter alone: sums over entries, sliced and never held whole."""
+"""Families that are sums over single entries: ridge, lasso, smoothed lasso, distance to a point."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -11,57 +11,50 @@ from torch.nn import functional as F
 
 from tacit.errors import InputError
 from tacit.objective.params import Params, Scope, check_finite, to_float64
-from tacit.regularizers.family import Columns, Entry, FamilyKind, Regularizer, Slope, separable
-
-
-def _entrywise(
-    name: str,
-    entry: Entry,
-    *,
-    scope: Scope,
-    kinks: Callable[[Tensor], Tensor] | None = None,
-    kind: FamilyKind = "",
-) -> Regularizer:
-    """A family that is a sum of one function over entries: slices where they are asked for."""
-
-    def slope(tensor: Tensor, _: str) -> Slope:
-        flat = tensor.flatten()
-        find = None if kinks is None else (lambda part, kinks=kinks: kinks(flat[part]))
-        return Slope(at=lambda part: entry.slope(to_float64(flat[part])), kinks=find)
-
-    return separable(
-        name,
-        scope=scope,
-        value=lambda theta, _: entry.value(theta).sum(),
-        slope=slope,
-        kind=kind,
-        entry=entry,
-    )
+from tacit.regularizers.family import (
+    Columns,
+    EntrywiseFunction,
+    FamilyKind,
+    Regularizer,
+    TensorGradient,
+    separable,
+)
 
 
 def l2(*, scope: Scope = None, name: str = "l2") -> Regularizer:
-    """Ridge, ‖θ‖² = Σ θ_i², without a half, biases included unless the scope says otherwise.
+    """Ridge, R(θ) = ‖θ‖² = Σ_i θ_i², with gradient 2θ.
 
-    Trap: torch's `weight_decay` w is the penalty (w/2)‖θ‖², so it equals strength w/2 here.
+    The sum runs over all parameters, biases included, unless a scope limits it.
+
+    Trap: there is no factor ½. Torch's `weight_decay=w` is the penalty (w/2)‖θ‖², which is
+    strength w/2 here.
+
+    >>> params = {"w": torch.tensor([1.0, -2.0])}
+    >>> l2().gradient(params)
+    {'l2': {'w': tensor([ 2., -4.], dtype=torch.float64)}}
     """
-    entry = Entry(torch.square, lambda theta: 2 * theta)
-    return _entrywise(name, entry, scope=scope, kind="l2")
+    square = EntrywiseFunction(torch.square, lambda theta: 2 * theta)
+    return _sum_over_entries(name, square, scope=scope, kind="l2")
 
 
 def l1(*, scope: Scope = None, name: str = "l1") -> Regularizer:
-    """Lasso, ‖θ‖₁ = Σ |θ_i|.
+    """Lasso, R(θ) = ‖θ‖₁ = Σ_i |θ_i|, with gradient sign(θ_i).
 
-    Trap: where θ_i = 0 the condition is an inequality, not an equation: such rows leave all
-    columns and the target, and the fit counts them.
+    Trap: at θ_i = 0 there is no gradient, and the optimality condition is an inequality instead of
+    an equation. Such rows are removed from all columns and from the target, and the fit reports
+    their number.
     """
-    entry = Entry(torch.abs, torch.sign)
-    return _entrywise(name, entry, scope=scope, kinks=lambda theta: theta == 0)
+    absolute = EntrywiseFunction(torch.abs, torch.sign)
+    return _sum_over_entries(name, absolute, scope=scope, kinks=lambda theta: theta == 0)
 
 
 def smooth_l1(beta: float, *, scope: Scope = None, name: str = "smooth_l1") -> Regularizer:
-    """Smoothed lasso, Σ h(θ_i) with h = θ²/(2β) inside |θ| < β and |θ| − β/2 outside.
+    """Smoothed lasso, R(θ) = Σ_i h(θ_i), with h(x) = x²/(2β) if |x| < β and |x| − β/2 otherwise.
 
-    Trap: a network whose weights are all below β has the same columns for this and for ridge.
+    Its gradient θ_i/β, limited to [−1, 1], exists everywhere, so no row is removed.
+
+    Trap: where all weights are smaller than β in magnitude, its column is proportional to that of
+    `l2`, and the two strengths cannot be separated. Choose β well below typical weights.
     """
     if isinstance(beta, bool) or not isinstance(beta, Real):
         raise InputError(f"beta is {beta!r}: pass a number above zero, such as 1e-3.")
@@ -71,16 +64,26 @@ def smooth_l1(beta: float, *, scope: Scope = None, name: str = "smooth_l1") -> R
     def value(theta: Tensor) -> Tensor:
         return F.smooth_l1_loss(theta, torch.zeros_like(theta), beta=beta, reduction="none")
 
-    entry = Entry(value, lambda theta: (theta / beta).clamp(-1, 1))
-    return _entrywise(name, entry, scope=scope, kind="smooth_l1")
+    huber = EntrywiseFunction(value, lambda theta: (theta / beta).clamp(-1, 1))
+    return _sum_over_entries(name, huber, scope=scope, kind="smooth_l1")
 
 
 def distance_to(
     params: Mapping[str, Tensor], *, scope: Scope = None, name: str = "distance_to"
 ) -> Regularizer:
-    """Squared distance to a reference point, ‖θ − θ₀‖²: the initialisation, or a pretrained model.
+    """Squared distance to a reference point, R(θ) = ‖θ − θ₀‖², with gradient 2(θ − θ₀).
 
-    A copy of θ₀ is kept, so that training on does not move it.
+    The reference is typically the initialisation, or a pretrained model. It is copied, so that
+    further training of the model does not move it.
+
+    Trap: the parameters of a model that was already trained are not its initialisation. Pass a copy
+    made before training, or load the checkpoint.
+
+    Args:
+        params: θ₀ as a dictionary of named tensors, such as `dict(model.named_parameters())`; it
+            must contain every parameter in scope.
+        scope: which parameters the sum runs over.
+        name: the name that the strength is listed under.
     """
     if not isinstance(params, Mapping) or not all(isinstance(t, Tensor) for t in params.values()):
         raise InputError(
@@ -90,30 +93,56 @@ def distance_to(
     reference: Params = {n: t.detach().clone() for n, t in params.items()}
     check_finite(reference, what="the reference value")
 
-    def origin(theta: Tensor, tensor: str) -> Tensor:
-        if tensor not in reference or reference[tensor].shape != theta.shape:
-            held = tuple(reference[tensor].shape) if tensor in reference else "no such tensor"
+    def reference_of(theta: Tensor, tensor_name: str) -> Tensor:
+        if tensor_name not in reference or reference[tensor_name].shape != theta.shape:
+            there = reference.get(tensor_name)
+            shape = "no such tensor" if there is None else tuple(there.shape)
             raise InputError(
-                f"distance_to: the reference has {held} for {tensor!r}, the model "
+                f"distance_to: the reference has {shape} for {tensor_name!r}, the model "
                 f"{tuple(theta.shape)}. Pass parameters of the same model, or limit the scope."
             )
-        return reference[tensor].to(theta.device)
+        return reference[tensor_name].to(theta.device)
 
-    def slope(theta: Tensor, tensor: str) -> Slope:
-        flat, start = theta.flatten(), origin(theta, tensor).flatten()
-        return Slope(lambda part: 2 * (to_float64(flat[part]) - to_float64(start[part])))
+    def gradient(theta: Tensor, tensor_name: str) -> TensorGradient:
+        flat, origin = theta.flatten(), reference_of(theta, tensor_name).flatten()
+        return TensorGradient(lambda part: 2 * (to_float64(flat[part]) - to_float64(origin[part])))
 
-    family = separable(
-        name,
-        scope=scope,
-        value=lambda theta, tensor: (theta - origin(theta, tensor).to(theta)).square().sum(),
-        slope=slope,
-    )
+    def value(theta: Tensor, tensor_name: str) -> Tensor:
+        return (theta - reference_of(theta, tensor_name).to(theta)).square().sum()
+
+    family = separable(name, scope=scope, value=value, gradient=gradient)
 
     def bind(params: Params) -> Columns:
         columns = family.bind(params)
-        for tensor in columns.active:
-            origin(params[tensor], tensor)  # refused here, before any pass over the data
+        for tensor_name in columns.active:
+            reference_of(params[tensor_name], tensor_name)  # refuse before any pass over the data
         return columns
 
     return replace(family, bind=bind)
+
+
+def _sum_over_entries(
+    name: str,
+    entrywise: EntrywiseFunction,
+    *,
+    scope: Scope,
+    kinks: Callable[[Tensor], Tensor] | None = None,
+    kind: FamilyKind = "",
+) -> Regularizer:
+    """The family R(θ) = Σ_i r(θ_i) of one function r; `kinks` marks entries without a gradient."""
+
+    def gradient(tensor: Tensor, _: str) -> TensorGradient:
+        flat = tensor.flatten()
+        return TensorGradient(
+            at=lambda part: entrywise.derivative(to_float64(flat[part])),
+            kinks=None if kinks is None else lambda part, kinks=kinks: kinks(flat[part]),
+        )
+
+    return separable(
+        name,
+        scope=scope,
+        value=lambda theta, _: entrywise.value(theta).sum(),
+        gradient=gradient,
+        kind=kind,
+        entrywise=entrywise,
+    )

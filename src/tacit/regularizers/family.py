@@ -1,69 +1,78 @@
-"""What a regularizer is: named columns ∇R_j(θ), read a few rows at a time, and values R_j(θ)."""
+"""The contract of a regularizer: named gradient columns ∇R_j(θ), read in slices, and values R_j(θ).
+
+Also what applies to every family: joining columns, families that are sums over tensors, and
+splitting such a family by layer.
+"""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from tacit.errors import InputError
-from tacit.objective.params import Params, Scope, select, to_float64
-
-if TYPE_CHECKING:
-    from tacit.objective.objective import Objective
-
-
-from tacit.objective.params import layer_of
+from tacit.objective.objective import Objective
+from tacit.objective.params import Params, Scope, layer_of, select, to_float64
 
 FamilyKind = Literal["", "l2", "smooth_l1", "diagonal", "symmetric"]
+"""Families that the diagnostics and `Fit.matrix()` treat specially; "" for all others."""
 
 
 @dataclass(frozen=True, eq=False)
 class Columns:
-    """The gradients of a family at given parameters: one column a coefficient.
+    """The gradient columns ∇R_j of a family at fixed parameters: one column per strength.
 
-    `active` maps a tensor to the columns that are not zero on it. `rows(tensor, part)` gives those
-    columns on a slice of the flattened tensor, in float64, shape (rows, active columns).
-    `kinks(tensor, part)` marks rows where R has no gradient (its condition there is an
-    inequality), or is None where there can be none.
+    The columns are read in slices, so that the whole design matrix need not fit into memory.
+
+    Args:
+        names: the name of every column.
+        active: for each tensor, by name, the indices of the columns that are not zero on it.
+            Tensors that no column covers are absent.
+        rows: rows(tensor_name, part) returns the active columns on a slice of the flattened
+            tensor, in float64, with shape (rows, active columns).
+        kinks: kinks(tensor_name, part) marks the rows of the slice where R is not differentiable
+            (its optimality condition there is an inequality), or returns None if R is
+            differentiable on the whole tensor.
     """
 
     names: tuple[str, ...]
     active: dict[str, tuple[int, ...]]
     rows: Callable[[str, slice], Tensor]
-    kinks: Callable[[str, slice], Tensor | None] = lambda tensor, part: None
+    kinks: Callable[[str, slice], Tensor | None] = lambda tensor_name, part: None
 
 
-class Entry(NamedTuple):
-    """A family that treats every entry alike: R(θ) = Σ_i value(θ_i), ∇R(θ)_i = slope(θ_i).
+class EntrywiseFunction(NamedTuple):
+    """A function r of one entry, for families R(θ) = Σ_i r(θ_i) with ∇R(θ)_i = r′(θ_i).
 
-    Both act on tensors of any shape, so that parameters of many models can be stacked.
+    Both fields act on tensors of any shape, so that the parameters of many models can be stacked.
     """
 
     value: Callable[[Tensor], Tensor]
-    slope: Callable[[Tensor], Tensor]
+    derivative: Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True, eq=False)
 class Regularizer:
     """A family of penalties R(θ) = Σ_j λ_j R_j(θ), linear in its strengths λ.
 
-    Most have one coefficient, and their column bears their name. Regularizers compare by
+    Most families have one strength, and its column has the family's name. Regularizers compare by
     identity, so that they can be keys of `known=`.
 
     Args:
-        name: what strengths are listed under.
-        bind: the columns ∇R_j at given parameters.
-        value: R_j(θ) for every j, a 1-D tensor that autograd can differentiate (for retraining).
-        separable: R is a sum over tensors, so that it can be split by layer.
-        kind: what diagnoses and `Fit.matrix()` must know of it; a name can be chosen freely.
-        entry: the function of one entry, where R is its sum over entries.
-        influence: of a penalty that is read from data, influence(params, directions): how much each
-            example moves ⟨∇R_j, v⟩ for every direction v, up to the mean over examples, of shape
-            (examples, directions, columns).
-        objective: the data that it is read from.
+        name: the name that strengths are listed under.
+        bind: bind(params) returns the columns ∇R_j at these parameters.
+        value: value(params) returns R_j(θ) for every j, as a 1-D tensor that autograd can
+            differentiate (needed for retraining).
+        separable: whether R is a sum over tensors, so that it can be split by layer.
+        kind: identifies the families that diagnostics and `Fit.matrix()` treat specially, because
+            the name can be chosen freely.
+        entrywise: the function of one entry, if R is a sum of one function over all entries.
+        influence: for a penalty that depends on data, influence(params, directions) returns the
+            change of ⟨∇R_j, v⟩ with each example, for every direction v, up to a constant shared
+            by all examples; shape (examples, directions, columns).
+        objective: for a penalty that depends on data, the objective that it is computed from.
     """
 
     name: str
@@ -71,56 +80,73 @@ class Regularizer:
     value: Callable[[Params], Tensor] = field(repr=False)
     separable: bool = False
     kind: FamilyKind = ""
-    entry: Entry | None = field(default=None, repr=False)
+    entrywise: EntrywiseFunction | None = field(default=None, repr=False)
     influence: Callable[[Params, Sequence[Params]], Tensor] | None = field(default=None, repr=False)
-    objective: "Objective | None" = field(default=None, repr=False)
+    objective: Objective | None = field(default=None, repr=False)
 
     def gradient(self, params: Params, names: Iterable[str] | None = None) -> dict[str, Params]:
-        """Every column as a dictionary of whole tensors, restricted to the named ones.
+        """Every column as a dictionary of whole tensors, restricted to the named tensors.
 
-        For looking at and for tests: estimators read `bind(params)` in slices instead.
+        For inspection and tests. The estimators read `bind(params)` in slices instead, because
+        this holds one parameter-sized vector per column.
         """
         columns = self.bind(params)
-        chosen = params if names is None else {n: params[n] for n in names}
-        dense = {
-            c: {n: torch.zeros_like(to_float64(p)) for n, p in chosen.items()}
-            for c in columns.names
+        selected = params if names is None else {n: params[n] for n in names}
+        gradients = {
+            column: {n: torch.zeros_like(to_float64(p)) for n, p in selected.items()}
+            for column in columns.names
         }
-        for name, tensor in chosen.items():
+        for name, tensor in selected.items():
             if name not in columns.active:
                 continue
-            values = columns.rows(name, slice(0, tensor.numel()))
+            rows = columns.rows(name, slice(0, tensor.numel()))
             for position, column in enumerate(columns.active[name]):
-                dense[columns.names[column]][name] = values[:, position].reshape(tensor.shape)
-        return dense
+                gradients[columns.names[column]][name] = rows[:, position].reshape(tensor.shape)
+        return gradients
 
 
-def join(parts: Sequence[Columns]) -> Columns:
+def join_columns(families: Sequence[Columns]) -> Columns:
     """The columns of several families side by side."""
-    offsets = list(accumulate((len(p.names) for p in parts), initial=0))
-    names = tuple(name for part in parts for name in part.names)
-    tensors = dict.fromkeys(t for part in parts for t in part.active)
+    offsets = list(accumulate((len(f.names) for f in families), initial=0))
+    names = tuple(name for family in families for name in family.names)
+    tensor_names = dict.fromkeys(n for family in families for n in family.active)
     active = {
-        t: tuple(o + j for p, o in zip(parts, offsets, strict=False) for j in p.active.get(t, ()))
-        for t in tensors
+        n: tuple(
+            offset + column
+            for family, offset in zip(families, offsets, strict=False)
+            for column in family.active.get(n, ())
+        )
+        for n in tensor_names
     }
 
-    def rows(tensor: str, piece: slice) -> Tensor:
-        return torch.cat([p.rows(tensor, piece) for p in parts if tensor in p.active], dim=1)
+    def rows(tensor_name: str, part: slice) -> Tensor:
+        blocks = [f.rows(tensor_name, part) for f in families if tensor_name in f.active]
+        return torch.cat(blocks, dim=1)
 
-    def kinks(tensor: str, piece: slice) -> Tensor | None:
-        masks = [p.kinks(tensor, piece) for p in parts if tensor in p.active]
+    def kinks(tensor_name: str, part: slice) -> Tensor | None:
+        masks = [f.kinks(tensor_name, part) for f in families if tensor_name in f.active]
         masks = [mask for mask in masks if mask is not None]
         return torch.stack(masks).any(0) if masks else None
 
     return Columns(names, active, rows, kinks)
 
 
-class Slope(NamedTuple):
-    """∇R of one tensor, flattened: at a slice of it, and where in the slice it does not exist."""
+def whole_column(name: str, gradient: Params) -> Columns:
+    """One column from a gradient that is in memory as whole tensors."""
+    return Columns(
+        names=(name,),
+        active=dict.fromkeys(gradient, (0,)),
+        rows=lambda tensor_name, part: to_float64(gradient[tensor_name].flatten()[part])[:, None],
+    )
+
+
+class TensorGradient(NamedTuple):
+    """∇R on one flattened tensor, as functions of a slice of it."""
 
     at: Callable[[slice], Tensor]
+    """The gradient on the slice, in float64."""
     kinks: Callable[[slice], Tensor] | None = None
+    """Which rows of the slice have no gradient; None if R is differentiable everywhere."""
 
 
 def separable(
@@ -128,78 +154,87 @@ def separable(
     *,
     scope: Scope,
     value: Callable[[Tensor, str], Tensor],
-    slope: Callable[[Tensor, str], Slope],
+    gradient: Callable[[Tensor, str], TensorGradient],
     covers: Callable[[Tensor], bool] = lambda tensor: True,
     kind: FamilyKind = "",
-    entry: Entry | None = None,
+    entrywise: EntrywiseFunction | None = None,
 ) -> Regularizer:
-    """A one-coefficient family that is a sum over tensors.
+    """A family with one strength that is a sum over tensors, R(θ) = Σ_t R_t(θ_t).
 
     Args:
-        name: the column's name.
+        name: the name of the column.
         scope: which parameters it covers.
-        value: R of one tensor, given its name.
-        slope: ∇R of one tensor, given its name, in float64.
-        covers: which tensors it is defined for at all.
-        kind: what diagnoses must know of it.
-        entry: the function of one entry, where every entry is treated alike.
+        value: value(tensor, tensor_name) returns R_t of one tensor.
+        gradient: gradient(tensor, tensor_name) returns ∇R_t of one tensor.
+        covers: for which tensors the penalty is defined at all.
+        kind: see `Regularizer`.
+        entrywise: the function of one entry, if R is a sum of one function over all entries.
     """
     check_name(name)
 
-    def chosen(params: Params) -> tuple[str, ...]:
-        names = select(params, scope, what=f"scope of {name}")
-        fitting = tuple(n for n in names if covers(params[n]))
-        if not fitting:
+    def covered(params: Params) -> tuple[str, ...]:
+        in_scope = select(params, scope, what=f"scope of {name}")
+        tensor_names = tuple(n for n in in_scope if covers(params[n]))
+        if not tensor_names:
             raise InputError(
-                f"{name} is defined for none of the parameters it covers: it needs tensors of two "
-                "or more dimensions. Widen its scope, or leave it out."
+                f"{name} is defined for none of the parameters in its scope: it needs tensors of "
+                "two or more dimensions. Widen its scope, or leave it out."
             )
-        return fitting
+        return tensor_names
 
     def bind(params: Params) -> Columns:
-        slopes = _one_at_a_time(params, slope)
+        gradients = _cache_one_tensor(params, gradient)
 
-        def kinks(tensor: str, part: slice) -> Tensor | None:
-            find = slopes(tensor).kinks
-            return None if find is None else find(part)
+        def kinks(tensor_name: str, part: slice) -> Tensor | None:
+            kinks_at = gradients(tensor_name).kinks
+            return None if kinks_at is None else kinks_at(part)
 
         return Columns(
             names=(name,),
-            active=dict.fromkeys(chosen(params), (0,)),
-            rows=lambda tensor, part: slopes(tensor).at(part).unsqueeze(1),
+            active=dict.fromkeys(covered(params), (0,)),
+            rows=lambda tensor_name, part: gradients(tensor_name).at(part).unsqueeze(1),
             kinks=kinks,
         )
 
-    def values(params: Params) -> Tensor:
-        return torch.stack([value(params[n], n) for n in chosen(params)]).sum().reshape(1)
+    def total(params: Params) -> Tensor:
+        return torch.stack([value(params[n], n) for n in covered(params)]).sum().reshape(1)
 
-    return Regularizer(name, bind, values, separable=True, kind=kind, entry=entry)
-
-
-def _one_at_a_time(params: Params, slope: Callable[[Tensor, str], Slope]) -> Callable[[str], Slope]:
-    """What a slope prepares for a tensor (norms of its rows, say), kept only until the next one."""
-    kept: dict[str, Slope] = {}
-
-    def prepared(tensor: str) -> Slope:
-        if tensor not in kept:
-            kept.clear()
-            kept[tensor] = slope(params[tensor].detach(), tensor)
-        return kept[tensor]
-
-    return prepared
+    return Regularizer(name, bind, total, separable=True, kind=kind, entrywise=entrywise)
 
 
-def check_name(name: str) -> None:
-    """Refuse a name that could not be listed."""
-    if not isinstance(name, str) or not name.strip():
-        raise InputError(f"a regularizer's name is {name!r}: pass a string that is not empty.")
+def _cache_one_tensor(
+    params: Params, gradient: Callable[[Tensor, str], TensorGradient]
+) -> Callable[[str], TensorGradient]:
+    """`gradient` by tensor name; only the last tensor's is cached.
+
+    Slices are read tensor by tensor, and a gradient may be costly to prepare (row norms, a singular
+    value decomposition) and as large as its tensor.
+    """
+    cache: dict[str, TensorGradient] = {}
+
+    def cached(tensor_name: str) -> TensorGradient:
+        if tensor_name not in cache:
+            cache.clear()
+            cache[tensor_name] = gradient(params[tensor_name].detach(), tensor_name)
+        return cache[tensor_name]
+
+    return cached
 
 
 def layerwise(family: Regularizer | Callable[[], Regularizer]) -> Regularizer:
-    """The family with one strength a layer, named `l2[encoder.0]` and so on.
+    """The family with one strength per layer, Σ_l λ_l R(θ_l).
 
-    A layer is the module that owns the parameters. Only sums over tensors can be split: `l2`,
-    `l1`, `smooth_l1`, `distance_to`, `group_l2`, `nuclear_norm`.
+    θ_l are the parameters of layer l, that is, of one module without its submodules. Strengths are
+    named after the layer, such as `l2[encoder.0]`.
+
+    Trap: only penalties that are sums over tensors can be split: `l2`, `l1`, `smooth_l1`,
+    `distance_to`, `group_l2` and `nuclear_norm`. Give the scope to the family, as in
+    `layerwise(l2(scope="*.weight"))`.
+
+    >>> import tacit
+    >>> params = {"0.weight": torch.ones(2), "2.weight": torch.ones(2)}
+    >>> tacit.layerwise(tacit.l2).bind(params).names
+    ('l2[0]', 'l2[2]')
     """
     base = family() if callable(family) else family
     if not isinstance(base, Regularizer) or not base.separable:
@@ -209,33 +244,30 @@ def layerwise(family: Regularizer | Callable[[], Regularizer]) -> Regularizer:
             "or nuclear_norm()."
         )
 
-    def layers(columns: Columns) -> dict[str, int]:
+    def layer_indices(columns: Columns) -> dict[str, int]:
         return {layer: i for i, layer in enumerate(dict.fromkeys(map(layer_of, columns.active)))}
 
     def bind(params: Params) -> Columns:
         columns = base.bind(params)
-        position = layers(columns)
+        indices = layer_indices(columns)
         return Columns(
-            names=tuple(f"{base.name}[{layer}]" for layer in position),
-            active={tensor: (position[layer_of(tensor)],) for tensor in columns.active},
+            names=tuple(f"{base.name}[{layer}]" for layer in indices),
+            active={n: (indices[layer_of(n)],) for n in columns.active},
             rows=columns.rows,
             kinks=columns.kinks,
         )
 
     def value(params: Params) -> Tensor:
         columns = base.bind(params)
-        members: dict[str, Params] = {layer: {} for layer in layers(columns)}
-        for tensor in columns.active:
-            members[layer_of(tensor)][tensor] = params[tensor]
-        return torch.cat([base.value(own) for own in members.values()])
+        layers: dict[str, Params] = {layer: {} for layer in layer_indices(columns)}
+        for tensor_name in columns.active:
+            layers[layer_of(tensor_name)][tensor_name] = params[tensor_name]
+        return torch.cat([base.value(layer_params) for layer_params in layers.values()])
 
-    return Regularizer(base.name, bind, value, kind=base.kind, entry=base.entry)
+    return Regularizer(base.name, bind, value, kind=base.kind, entrywise=base.entrywise)
 
 
-def whole_column(name: str, gradient: Params) -> Columns:
-    """One column from a gradient that is held whole."""
-    return Columns(
-        names=(name,),
-        active=dict.fromkeys(gradient, (0,)),
-        rows=lambda tensor, part: to_float64(gradient[tensor].flatten()[part]).unsqueeze(1),
-    )
+def check_name(name: str) -> None:
+    """Refuse a name that is not a non-empty string."""
+    if not isinstance(name, str) or not name.strip():
+        raise InputError(f"a regularizer's name is {name!r}: pass a string that is not empty.")

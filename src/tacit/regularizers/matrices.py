@@ -1,55 +1,64 @@
-"""Families that see a tensor as rows or as a matrix: group lasso and the nuclear norm."""
+"""Families that treat a tensor as rows or as a matrix: group lasso and the nuclear norm."""
 
 import torch
 from torch import Tensor
 
 from tacit.objective.params import Scope, to_float64
-from tacit.regularizers.family import Regularizer, Slope, separable
+from tacit.regularizers.family import Regularizer, TensorGradient, separable
 
 
 def group_l2(*, scope: Scope = None, name: str = "group_l2") -> Regularizer:
-    """Group lasso, Σ_g ‖θ_g‖: a group is one unit's incoming weights.
+    """Group lasso, R(θ) = Σ_g ‖θ_g‖, with gradient θ_g/‖θ_g‖ on group g.
 
-    That is a row of a tensor (a slice along its first dimension); an entry of a vector is a group
-    of its own. Trap: a group that is exactly zero has no gradient; its rows leave the equations.
+    A group is a row of a tensor, that is, a slice along its first dimension: the incoming weights
+    of one unit, or the kernel of one output channel. Each entry of a vector is a group by itself.
+
+    Trap: a group that is exactly zero has no gradient. Its rows are removed from all columns and
+    from the target, and the fit reports their number.
     """
 
-    def rows(tensor: Tensor) -> Tensor:
+    def as_rows(tensor: Tensor) -> Tensor:
         return tensor.reshape(len(tensor) if tensor.ndim else 1, -1)
 
-    def slope(tensor: Tensor, _: str) -> Slope:
-        flat, width = tensor.flatten(), rows(tensor).shape[1]
-        norms = to_float64(torch.linalg.vector_norm(rows(tensor), dim=1, dtype=_widest(tensor)))
+    def gradient(tensor: Tensor, _: str) -> TensorGradient:
+        flat, width = tensor.flatten(), as_rows(tensor).shape[1]
+        dtype = _widest_dtype(tensor)
+        row_norms = to_float64(torch.linalg.vector_norm(as_rows(tensor), dim=1, dtype=dtype))
 
-        def own(part: slice) -> Tensor:
-            return norms[torch.arange(part.start, part.stop, device=norms.device) // width]
+        def norms(part: slice) -> Tensor:
+            """The norm of the group that each entry of the slice belongs to."""
+            entries = torch.arange(part.start, part.stop, device=row_norms.device)
+            return row_norms[entries // width]
 
-        return Slope(
-            at=lambda part: to_float64(flat[part]) / torch.where(own(part) > 0, own(part), 1.0),
-            kinks=lambda part: own(part) == 0,
+        return TensorGradient(
+            at=lambda part: to_float64(flat[part]) / torch.where(norms(part) > 0, norms(part), 1.0),
+            kinks=lambda part: norms(part) == 0,
         )
 
     return separable(
         name,
         scope=scope,
-        value=lambda theta, _: torch.linalg.vector_norm(rows(theta), dim=1).sum(),
-        slope=slope,
+        value=lambda theta, _: torch.linalg.vector_norm(as_rows(theta), dim=1).sum(),
+        gradient=gradient,
     )
 
 
 def nuclear_norm(*, scope: Scope = None, name: str = "nuclear_norm") -> Regularizer:
-    """Sum of singular values of every matrix; tensors of more dimensions as (first, rest).
+    """Nuclear norm, R(θ) = Σ_W Σ_k σ_k(W): the singular values of all matrices W, summed.
 
-    Vectors are not covered. The gradient is U Vᵀ. Trap: a matrix of deficient rank has no
-    gradient; its rows leave the equations.
+    With W = U S Vᵀ the gradient is U Vᵀ. A tensor of more than two dimensions is reshaped to a
+    matrix by its first dimension. Vectors, such as biases, are not covered.
+
+    Trap: a matrix of deficient rank has no gradient. Its rows are removed from all columns and from
+    the target, and the fit reports their number.
     """
 
-    def slope(tensor: Tensor, _: str) -> Slope:
+    def gradient(tensor: Tensor, _: str) -> TensorGradient:
         matrix = to_float64(tensor.reshape(len(tensor), -1))
         u, s, vh = torch.linalg.svd(matrix, full_matrices=False)
         deficient = bool(s[-1] <= max(matrix.shape) * torch.finfo(tensor.dtype).eps * s[0])
         flat = (u @ vh).flatten()
-        return Slope(
+        return TensorGradient(
             at=lambda part: flat[part],
             kinks=lambda part: torch.full_like(flat[part], deficient, dtype=torch.bool),
         )
@@ -58,10 +67,11 @@ def nuclear_norm(*, scope: Scope = None, name: str = "nuclear_norm") -> Regulari
         name,
         scope=scope,
         value=lambda theta, _: torch.linalg.matrix_norm(theta.reshape(len(theta), -1), ord="nuc"),
-        slope=slope,
+        gradient=gradient,
         covers=lambda tensor: tensor.ndim >= 2,
     )
 
 
-def _widest(tensor: Tensor) -> torch.dtype:
+def _widest_dtype(tensor: Tensor) -> torch.dtype:
+    """The widest float that the tensor's device can compute in."""
     return torch.float32 if tensor.device.type == "mps" else torch.float64

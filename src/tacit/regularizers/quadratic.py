@@ -1,4 +1,4 @@
-"""Quadratic forms θᵀΛθ with a free matrix: diagonal, or any symmetric one."""
+"""Quadratic forms θᵀΛθ whose matrix Λ is to be estimated: diagonal, or any symmetric one."""
 
 import math
 
@@ -10,123 +10,130 @@ from tacit.errors import InputError
 from tacit.objective.params import Params, Scope, select, to_float64
 from tacit.regularizers.family import Columns, Regularizer, check_name
 
-MOST = 5_000
-"""Coefficients beyond which a dense Λ is neither identified nor affordable."""
+MAX_COEFFICIENTS = 5_000
+"""The largest number of coefficients of Λ: more can neither be identified nor afforded."""
 
 
 def diagonal(*, scope: Scope = None, name: str = "diagonal") -> Regularizer:
-    """θᵀΛθ with Λ diagonal: one strength a parameter, p of them.
+    """Diagonal quadratic form, θᵀΛθ = Σ_i λ_i θ_i²: one strength per parameter.
 
-    One endpoint gives p equations, so it fits exactly wherever no weight is zero: that is no
-    evidence for it; validate by retraining.
+    The p strengths are named after their entries, such as `diagonal[0.weight[1,2]]`. At most 5,000
+    are possible; use a scope. `Fit.matrix()` returns Λ.
+
+    Trap: one endpoint gives p equations for p strengths, 2 λ_i θ_i = −∂L/∂θ_i, so the fit is exact
+    wherever no weight is zero. An explained fraction of 1 is therefore no evidence for this
+    penalty: validate by retraining, or stack several endpoints.
     """
     check_name(name)
 
     def bind(params: Params) -> Columns:
-        names, tensors = _coordinates(name, params, scope)
-        _check_size(name, len(names), "p")
-        starts = _starts(tensors)
+        coordinates, tensors = _coordinates(name, params, scope)
+        _check_size(name, len(coordinates), "p")
+        offsets = _offsets(tensors)
 
-        def rows(tensor: str, part: slice) -> Tensor:
-            theta = to_float64(tensors[tensor].flatten()[part])
-            values = theta.new_zeros(len(theta), tensors[tensor].numel())
+        def rows(tensor_name: str, part: slice) -> Tensor:
+            theta = to_float64(tensors[tensor_name].flatten()[part])
+            block = theta.new_zeros(len(theta), tensors[tensor_name].numel())
             index = torch.arange(len(theta), device=theta.device)
-            values[index, part.start + index] = 2 * theta
-            return values
+            block[index, part.start + index] = 2 * theta
+            return block
 
-        active = {n: tuple(range(starts[n], starts[n] + t.numel())) for n, t in tensors.items()}
-        return Columns(tuple(f"{name}[{n}]" for n in names), active, rows)
+        active = {n: tuple(range(offsets[n], offsets[n] + t.numel())) for n, t in tensors.items()}
+        return Columns(tuple(f"{name}[{c}]" for c in coordinates), active, rows)
 
     def value(params: Params) -> Tensor:
-        return _flat(params, scope, name).square()
+        return _flatten(name, params, scope).square()
 
     return Regularizer(name, bind, value, kind="diagonal")
 
 
 def symmetric(*, scope: Scope = None, name: str = "symmetric") -> Regularizer:
-    """θᵀΛθ with Λ symmetric: p(p+1)/2 strengths.
+    """Quadratic form θᵀΛθ with any symmetric matrix Λ: p(p+1)/2 strengths.
 
-    The basis is orthonormal: a diagonal coefficient is Λ_ii, an off-diagonal one √2·Λ_ij. So a
-    minimum-norm answer is the Λ of least Frobenius norm. `Fit.matrix()` puts Λ together.
+    At most 5,000 strengths are possible, that is p = 99 parameters; use a scope. `Fit.matrix()`
+    returns Λ.
+
+    Traps: the strengths are coefficients of an orthonormal basis: Λ_ii on the diagonal, but √2·Λ_ij
+    off it, so that the minimum-norm solution is the Λ of least Frobenius norm. One endpoint gives
+    only p equations, so Λ is underdetermined unless many endpoints are stacked.
     """
     check_name(name)
 
     def bind(params: Params) -> Columns:
-        names, tensors = _coordinates(name, params, scope)
-        size = len(names)
+        coordinates, tensors = _coordinates(name, params, scope)
+        size = len(coordinates)
         _check_size(name, size * (size + 1) // 2, "p(p+1)/2")
-        starts, theta = (
-            _starts(tensors),
-            torch.cat([to_float64(t.flatten()) for t in tensors.values()]),
-        )
+        offsets = _offsets(tensors)
+        theta = torch.cat([to_float64(t.flatten()) for t in tensors.values()])
         i, j = torch.triu_indices(size, size, device=theta.device)
 
-        def rows(tensor: str, part: slice) -> Tensor:
-            values = theta.new_zeros(part.stop - part.start, len(i))
-            for row in range(len(values)):
-                own = starts[tensor] + part.start + row
-                values[row] = torch.where(i == own, theta[j], 0) + torch.where(
-                    j == own, theta[i], 0
-                )
-            return values * _scale(i == j, theta)
+        def rows(tensor_name: str, part: slice) -> Tensor:
+            # ∂(θ_i θ_j)/∂θ_m = [i = m] θ_j + [j = m] θ_i
+            block = theta.new_zeros(part.stop - part.start, len(i))
+            for row in range(len(block)):
+                m = offsets[tensor_name] + part.start + row
+                block[row] = torch.where(i == m, theta[j], 0) + torch.where(j == m, theta[i], 0)
+            return block * _basis_scale(i == j, theta)
 
         pairs = zip(i.tolist(), j.tolist(), strict=True)
-        columns = tuple(f"{name}[{names[a]},{names[b]}]" for a, b in pairs)
-        return Columns(columns, dict.fromkeys(tensors, tuple(range(len(i)))), rows)
+        names = tuple(f"{name}[{coordinates[a]},{coordinates[b]}]" for a, b in pairs)
+        return Columns(names, dict.fromkeys(tensors, tuple(range(len(i)))), rows)
 
     def value(params: Params) -> Tensor:
-        theta = _flat(params, scope, name)
+        theta = _flatten(name, params, scope)
         i, j = torch.triu_indices(len(theta), len(theta), device=theta.device)
-        return theta[i] * theta[j] * _scale(i == j, theta)
+        return theta[i] * theta[j] * _basis_scale(i == j, theta)
 
     return Regularizer(name, bind, value, kind="symmetric")
 
 
 def quadratic_matrix(strengths: Tensor, kind: str) -> Tensor:
-    """Λ from the coefficients of a diagonal or symmetric family."""
+    """Λ from the strengths of a `diagonal` or `symmetric` family."""
     if kind == "diagonal":
         return torch.diag(strengths)
     size = math.isqrt(2 * len(strengths))
     i, j = torch.triu_indices(size, size)
     matrix = strengths.new_zeros(size, size)
-    matrix[i, j] = strengths / _scale(i == j, strengths)
+    matrix[i, j] = strengths / _basis_scale(i == j, strengths)
     return torch.where(torch.eye(size, dtype=torch.bool), matrix, matrix + matrix.T)
 
 
-def _scale(on_diagonal: Tensor, like: Tensor) -> Tensor:
-    """1 for Λ_ii and √2 for Λ_ij: coefficients of an orthonormal basis of symmetric matrices."""
+def _basis_scale(on_diagonal: Tensor, like: Tensor) -> Tensor:
+    """The factor of θ_i θ_j in an orthonormal basis of symmetric matrices: 1 if i = j, else √2."""
     return torch.where(on_diagonal, 1.0, torch.tensor(2.0, dtype=like.dtype).sqrt().to(like.device))
 
 
 def _coordinates(name: str, params: Params, scope: Scope) -> tuple[list[str], Params]:
-    """Names of the single coordinates (up to the limit), and the tensors they lie in."""
+    """The names of all single entries in scope, such as `0.weight[1,2]`, and their tensors."""
     tensors = {n: params[n].detach() for n in select(params, scope, what=f"scope of {name}")}
     total = sum(t.numel() for t in tensors.values())
-    if total > MOST:
+    if total > MAX_COEFFICIENTS:  # before names are made for every parameter of a large model
         _check_size(name, total, "at least p")
-    names = [
+    coordinates = [
         f"{n}[{','.join(map(str, index))}]" if index else n
         for n, t in tensors.items()
         for index in np.ndindex(*t.shape)
     ]
-    return names, tensors
+    return coordinates, tensors
 
 
-def _starts(tensors: Params) -> dict[str, int]:
-    starts, total = {}, 0
+def _offsets(tensors: Params) -> dict[str, int]:
+    """The index of every tensor's first entry, with all tensors flattened and concatenated."""
+    offsets, total = {}, 0
     for name, tensor in tensors.items():
-        starts[name], total = total, total + tensor.numel()
-    return starts
+        offsets[name], total = total, total + tensor.numel()
+    return offsets
 
 
-def _flat(params: Params, scope: Scope, name: str) -> Tensor:
-    chosen = select(params, scope, what=f"scope of {name}")
-    return torch.cat([params[n].flatten() for n in chosen])
+def _flatten(name: str, params: Params, scope: Scope) -> Tensor:
+    """All parameters in scope as one vector."""
+    in_scope = select(params, scope, what=f"scope of {name}")
+    return torch.cat([params[n].flatten() for n in in_scope])
 
 
 def _check_size(name: str, size: int, formula: str) -> None:
-    if size > MOST:
+    if size > MAX_COEFFICIENTS:
         raise InputError(
-            f"{name}() would have {formula} = {size} coefficients here; at most {MOST} can be "
-            "fitted. Limit its scope to a few parameters, or use layerwise(l2())."
+            f"{name}() would have {formula} = {size} coefficients here; at most {MAX_COEFFICIENTS} "
+            "can be fitted. Limit its scope to a few parameters, or use layerwise(l2())."
         )

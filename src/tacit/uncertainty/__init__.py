@@ -1,4 +1,4 @@
-"""Error bars that need the objective again: the influence of examples, and the noise of SGD."""
+"""Error bars that need the objective again: for sampled examples, and for the noise of SGD."""
 
 from tacit.uncertainty.sampling import Scores
 from tacit.uncertainty.scores import score_examples

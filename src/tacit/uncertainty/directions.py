@@ -1,36 +1,151 @@
-"""Directions in parameter space that a fit reads gradients along, built tensor by tensor."""
+"""The rows of a fit's equations, read in slices, and the directions that are built from them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import overload
 
 import torch
 from torch import Tensor
 
-from tacit.equations.rows import CHUNK, BoundCandidates
+from tacit.equations.rows import BoundCandidates, slices
 from tacit.objective.params import Params, to_float64
 
-HELD = 2**26
-"""Entries of all directions together up to which they are kept."""
+MAX_STORED_ENTRIES = 2**26
+"""Directions with more entries than this in all are rebuilt at each access instead of stored."""
 
 
-class Directions(Sequence[Params]):
-    """Combinations of the columns ∇R_k: direction j is Φ·combinations[:, j].
+@dataclass(frozen=True, eq=False)
+class EquationRows:
+    """The rows of the equations at one point: one per entry of the tensors in `bound.rows`.
 
-    Zero on rows that are in no equation: at kinks, and out of `rows` (whose names are left out).
-    Tensors are as the parameters are. Where all directions together are large, each is made anew
-    whenever it is asked for, so that they are never held at once.
+    Entries at a kink of a regularizer have no equation. Every vector built here is zero there.
+    Tensors are read in slices, so that the design Φ (rows × strengths) is never stored.
     """
 
-    def __init__(
-        self, params: Params, bound: BoundCandidates, rows: Sequence[str], combinations: Tensor
-    ):
-        self.params, self.bound, self.rows = params, bound, rows
-        self.combinations = combinations
-        size = sum(params[n].numel() for n in rows) * combinations.shape[1]
-        self._held = self._made(combinations) if size <= HELD else None
+    bound: BoundCandidates
+
+    @cached_property
+    def count(self) -> int:
+        """Number of equations."""
+        total = 0
+        for name, part in self._slices():
+            kinks = self._kinks(name, part)
+            total += part.stop - part.start - (0 if kinks is None else int(kinks.sum()))
+        return total
+
+    def directions(self, combinations: Tensor, probe_seeds: Sequence[int] = ()) -> Sequence[Params]:
+        """Φ·combinations, one direction per column, then one direction of random signs per seed.
+
+        Each has the names, shapes, dtypes and devices of the parameters. A list, unless the
+        combinations of columns are too large to be stored together.
+        """
+        probes = [self.random_signs(seed) for seed in probe_seeds]
+        parameters = sum(self.bound.params[name].numel() for name in self.bound.rows)
+        if parameters * combinations.shape[1] <= MAX_STORED_ENTRIES:
+            return [*self.combine_columns(combinations), *probes]
+        return _RebuiltDirections(self, combinations, probes)
+
+    def combine_columns(self, combinations: Tensor) -> list[Params]:
+        """Φ·combinations, one direction per column of `combinations`."""
+        params, count = self.bound.params, combinations.shape[1]
+        flat = {
+            name: params[name].new_zeros(count, params[name].numel()) for name in self.bound.rows
+        }
+        for name, part in self._slices(with_columns=True):
+            active = list(self.bound.columns.active.get(name, ()))
+            if active:
+                design = self.bound.columns.rows(name, part)
+                values = design @ combinations[active].to(design)
+                flat[name][:, part] = self._zero_kinks(values, name, part).T.to(flat[name])
+        return [
+            {name: values[j].view(params[name].shape) for name, values in flat.items()}
+            for j in range(count)
+        ]
+
+    def random_signs(self, seed: int) -> Params:
+        """A direction z of random signs ±1.
+
+        The variance of ⟨z, g⟩ is tr Cov(g) on average over such z (Hutchinson).
+        """
+        generator = torch.Generator().manual_seed(seed)
+        signs = {}
+        for name in self.bound.rows:
+            tensor = self.bound.params[name]
+            bits = torch.randint(0, 2, (tensor.numel(),), generator=generator, dtype=torch.int8)
+            signs[name] = (2 * bits.to(tensor) - 1)[:, None]
+        for name, part in self._slices():
+            signs[name][part] = self._zero_kinks(signs[name][part], name, part)
+        return {name: flat.view(self.bound.params[name].shape) for name, flat in signs.items()}
+
+    def square_norm(self, vector: Mapping[str, Tensor]) -> float:
+        """‖vector‖² over the rows of the equations."""
+        total = 0.0
+        for name, part in self._slices():
+            values = to_float64(vector[name]).flatten()[part, None]
+            total += float(self._zero_kinks(values, name, part).square().sum())
+        return total
+
+    def residual(self, target: Mapping[str, Tensor], strengths: Tensor) -> Params:
+        """What a fit leaves unexplained: target − known penalties' gradients − Φ·strengths."""
+        params = self.bound.params
+        flat = {name: params[name].new_empty(params[name].numel()) for name in self.bound.rows}
+        for name, part in self._slices(with_columns=True):
+            values = to_float64(target[name].flatten()[part, None]).clone()
+            for strength, known in self.bound.known:
+                if name in known.active:
+                    values -= strength * known.rows(name, part).to(values)
+            active = list(self.bound.columns.active.get(name, ()))
+            if active:
+                design = self.bound.columns.rows(name, part).to(values)
+                values -= design @ strengths[active, None].to(values)
+            flat[name][part] = self._zero_kinks(values, name, part)[:, 0].to(flat[name])
+        return {name: values.view(params[name].shape) for name, values in flat.items()}
+
+    def known_products(self, directions: Sequence[Params], count: int) -> Tensor:
+        """Σ strength·⟨∇R_known, v_j⟩ over known penalties, for the first `count` directions v_j."""
+        products = torch.zeros(count, dtype=torch.float64)
+        for j in range(count):
+            direction = directions[j]
+            for name, part in self._slices():
+                values = to_float64(direction[name]).flatten()[part]
+                for strength, known in self.bound.known:
+                    if name in known.active:
+                        column = known.rows(name, part)[:, 0]
+                        products[j] += strength * float((column * values.to(column)).sum())
+        return products
+
+    def _slices(self, *, with_columns: bool = False) -> Iterator[tuple[str, slice]]:
+        """The tensors and slices of them, sized for one value per row or for the design's rows."""
+        for name in self.bound.rows:
+            width = len(self.bound.columns.active.get(name, ())) if with_columns else 1
+            for part in slices(self.bound.params[name], width):
+                yield name, part
+
+    def _kinks(self, name: str, part: slice) -> Tensor | None:
+        """Which entries of a slice are at a kink of an estimated or known regularizer."""
+        masks = [
+            mask
+            for columns in (self.bound.columns, *(known for _, known in self.bound.known))
+            if name in columns.active and (mask := columns.kinks(name, part)) is not None
+        ]
+        return torch.stack([mask.to(masks[0].device) for mask in masks]).any(0) if masks else None
+
+    def _zero_kinks(self, values: Tensor, name: str, part: slice) -> Tensor:
+        kinks = self._kinks(name, part)
+        return values if kinks is None else values.masked_fill(kinks.to(values.device)[:, None], 0)
+
+
+@dataclass(frozen=True, eq=False)
+class _RebuiltDirections(Sequence[Params]):
+    """Combinations of columns that are rebuilt at each access, followed by stored probes."""
+
+    rows: EquationRows
+    combinations: Tensor
+    probes: Sequence[Params]
 
     def __len__(self) -> int:
-        return self.combinations.shape[1]
+        return self.combinations.shape[1] + len(self.probes)
 
     @overload
     def __getitem__(self, index: int) -> Params: ...
@@ -39,116 +154,21 @@ class Directions(Sequence[Params]):
     def __getitem__(self, index: int | slice) -> Params | list[Params]:
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
-        if self._held is not None:
-            return self._held[index]
         if not -len(self) <= index < len(self):
             raise IndexError(index)
-        return self._made(self.combinations[:, [index]])[0]
-
-    def _made(self, combinations: Tensor) -> list[Params]:
-        count = combinations.shape[1]
-        found: list[Params] = [{} for _ in range(count)]
-        for name in self.rows:
-            tensor = self.params[name]
-            whole = torch.zeros(count, tensor.numel(), dtype=tensor.dtype, device=tensor.device)
-            active = list(self.bound.columns.active.get(name, ()))
-            for part in _parts(tensor, len(active)) if active else ():
-                values = self.bound.columns.rows(name, part)
-                values = values @ combinations[active].to(values)
-                whole[:, part] = _without(values, name, part, self.bound).T.to(whole)
-            for direction, values in zip(found, whole, strict=True):
-                direction[name] = values.view(tensor.shape)
-        return found
+        index, number = index % len(self), self.combinations.shape[1]
+        if index >= number:
+            return self.probes[index - number]
+        return self.rows.combine_columns(self.combinations[:, [index]])[0]
 
 
-def signs(params: Params, bound: BoundCandidates, rows: Sequence[str], *, seed: int) -> Params:
-    """A random sign for every row in the equations, zero elsewhere.
+def balanced_signs(count: int, *, seed: int) -> Tensor:
+    """Random signs ±1, one per example, as many of each; one of them is 0 where n is odd.
 
-    Over such signs z, the variance of ⟨z, g⟩ is tr Cov(g) on average (Hutchinson).
-    """
-    generator = torch.Generator().manual_seed(seed)
-    found = {}
-    for name in rows:
-        tensor = params[name]
-        ones = torch.randint(0, 2, (tensor.numel(),), generator=generator, dtype=torch.int8)
-        values = (2 * ones.to(tensor) - 1)[:, None]
-        for part in _parts(tensor, 1):
-            values[part] = _without(values[part], name, part, bound)
-        found[name] = values.view(tensor.shape)
-    return found
-
-
-def balanced(count: int, *, seed: int) -> Tensor:
-    """Random signs, as many of one as of the other, one an example; one is 0 where n is odd.
-
-    Over them, ‖Σ s_i g_i‖² is n·tr Cov(g) on average: the mean of the gradients cancels.
+    E‖Σ s_i g_i‖² is n·tr Cov(g) over such signs, because the mean of the g_i cancels.
     """
     order = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
     signs = torch.zeros(count, dtype=torch.float64)
     signs[order[: count // 2]] = 1
     signs[order[count // 2 : 2 * (count // 2)]] = -1
     return signs
-
-
-def square_of_rows(
-    vector: Mapping[str, Tensor], params: Params, bound: BoundCandidates, rows: Sequence[str]
-) -> float:
-    """‖vector‖² over the rows in the equations."""
-    total = 0.0
-    for name in rows:
-        flat = to_float64(vector[name]).flatten()[:, None]
-        for part in _parts(params[name], 1):
-            total += float(_without(flat[part], name, part, bound).square().sum())
-    return total
-
-
-def residual(
-    params: Params,
-    bound: BoundCandidates,
-    rows: Sequence[str],
-    target: Mapping[str, Tensor],
-    fitted: Tensor,
-) -> Params:
-    """What a fit leaves: target − known penalties − Φ·fitted, on the rows in the equations."""
-    found = {}
-    for name in rows:
-        tensor = params[name]
-        left = to_float64(target[name]).flatten().clone()[:, None]
-        active = list(bound.columns.active.get(name, ()))
-        for part in _parts(tensor, len(active)):
-            for strength, known in bound.known:
-                if name in known.active:
-                    left[part] -= strength * known.rows(name, part).to(left)
-            if active:
-                values = bound.columns.rows(name, part).to(left)
-                left[part] -= values @ fitted[active, None].to(left)
-            left[part] = _without(left[part], name, part, bound)
-        found[name] = left.view(tensor.shape).to(tensor)
-    return found
-
-
-def known_force(params: Params, bound: BoundCandidates, directions: Sequence[Params]) -> Tensor:
-    """Σ strength·⟨∇R_known, v_j⟩ for every direction: what known penalties take off the target."""
-    total = torch.zeros(len(directions), dtype=torch.float64)
-    for j in range(len(directions)) if bound.known else ():
-        for name, along in directions[j].items():
-            flat = to_float64(along).flatten()
-            for strength, known in bound.known:
-                for part in _parts(params[name], 1) if name in known.active else ():
-                    column = known.rows(name, part)[:, 0]
-                    total[j] += strength * float((column * flat[part].to(column)).sum())
-    return total
-
-
-def _parts(tensor: Tensor, width: int) -> list[slice]:
-    height = max(1, CHUNK // max(1, width))
-    return [slice(i, min(i + height, tensor.numel())) for i in range(0, tensor.numel(), height)]
-
-
-def _without(values: Tensor, name: str, part: slice, bound: BoundCandidates) -> Tensor:
-    """The values with zeros at kinks, which are in no equation."""
-    for columns in (bound.columns, *(known for _, known in bound.known)):
-        mask = columns.kinks(name, part) if name in columns.active else None
-        if mask is not None:
-            values = values.masked_fill(mask.to(values.device)[:, None], 0)
-    return values

@@ -1,4 +1,4 @@
-"""The space that products with a symmetric matrix reach from a few vectors."""
+"""A Krylov space: what products with a symmetric matrix reach from a few starting vectors."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -8,61 +8,69 @@ from torch import Tensor
 
 
 @dataclass(eq=False)
-class Krylov:
-    """An orthonormal basis that grows by products with H, and what H is in it.
+class KrylovSpace:
+    """An orthonormal basis that grows by products with a symmetric matrix H.
 
-    Vectors are multiplied in their order, each for one more vector, so that several starting
-    vectors make a block method, and what adds nothing is simply left out.
+    Basis vectors are multiplied by H in their order, and each product adds at most one vector, so
+    several starting vectors make a block method. A product that lies in the space adds none.
     """
 
     product: Callable[[Tensor], Tensor]
+    """From v to H·v."""
     epsilon: float
-    vectors: list[Tensor] = field(default_factory=list)
-    first: list[Tensor] = field(default_factory=list)
-    """Coefficients of the starting vectors."""
-    images: list[Tensor] = field(default_factory=list)
-    """Coefficients of H·vector, for the vectors that were multiplied."""
+    """Relative precision of the products."""
+    basis: list[Tensor] = field(default_factory=list)
+    start_coefficients: list[Tensor] = field(default_factory=list)
+    """The starting vectors in the basis."""
+    product_coefficients: list[Tensor] = field(default_factory=list)
+    """H·v in the basis, for the basis vectors v that were multiplied."""
 
     @property
-    def whole(self) -> bool:
-        """Whether H leads nowhere else."""
-        return len(self.images) == len(self.vectors)
+    def size(self) -> int:
+        """Number of basis vectors that were multiplied by H."""
+        return len(self.product_coefficients)
 
-    def start(self, vector: Tensor) -> None:
+    @property
+    def invariant(self) -> bool:
+        """Whether H maps the space into itself, so that it cannot grow any further."""
+        return self.size == len(self.basis)
+
+    def add_start(self, vector: Tensor) -> None:
         """Add a starting vector."""
-        self.first.append(self._added(vector))
+        self.start_coefficients.append(self._coefficients(vector))
 
-    def grow(self) -> None:
-        """Multiply one more vector."""
-        self.images.append(self._added(self.product(self.vectors[len(self.images)])))
+    def extend(self) -> None:
+        """Multiply one more basis vector by H."""
+        self.product_coefficients.append(self._coefficients(self.product(self.basis[self.size])))
 
-    def curvature(self, size: int) -> Tensor:
-        """H over the first vectors, all of which were multiplied."""
-        found = _padded(self.images[:size], size)
-        return (found + found.T) / 2
+    def projected_matrix(self, size: int) -> Tensor:
+        """QᵀHQ for the first `size` basis vectors Q, all of which were multiplied."""
+        matrix = _as_columns(self.product_coefficients[:size], size)
+        return (matrix + matrix.T) / 2
 
-    def starts(self, size: int) -> Tensor:
-        """The starting vectors over the first vectors."""
-        return _padded(self.first, size)
+    def projected_starts(self, size: int) -> Tensor:
+        """The starting vectors in the first `size` basis vectors, one per column."""
+        return _as_columns(self.start_coefficients, size)
 
-    def _added(self, vector: Tensor) -> Tensor:
-        """Coefficients of a vector, with one more basis vector where it needs one."""
-        length, found = float(vector.norm()), torch.zeros(len(self.vectors), dtype=torch.float64)
-        for _ in range(2):  # once leaves rounding errors that grow with the space
-            for i, held in enumerate(self.vectors):
-                part = float(held @ vector)
-                found[i] += part
-                vector = vector - part * held
-        left = vector.norm()
-        if float(left) <= 100 * self.epsilon * length:
-            return found
-        self.vectors.append(vector / left)
-        return torch.cat([found, left[None]])
+    def _coefficients(self, vector: Tensor) -> Tensor:
+        """Coefficients of a vector in the basis, which is extended where it is not sufficient."""
+        norm = float(vector.norm())
+        coefficients = torch.zeros(len(self.basis), dtype=torch.float64)
+        for _ in range(2):  # orthogonalising once leaves rounding errors that grow with the space
+            for i, basis_vector in enumerate(self.basis):
+                coefficient = float(basis_vector @ vector)
+                coefficients[i] += coefficient
+                vector = vector - coefficient * basis_vector
+        rest = vector.norm()
+        if float(rest) <= 100 * self.epsilon * norm:
+            return coefficients
+        self.basis.append(vector / rest)
+        return torch.cat([coefficients, rest[None]])
 
 
-def _padded(coefficients: list[Tensor], size: int) -> Tensor:
-    """Coefficients as columns, over the first vectors."""
-    found = torch.zeros(size, len(coefficients), dtype=torch.float64)
-    for column, own in enumerate(coefficients):
-        found[: len(own), column] = own[:size]
-    return found
+def _as_columns(coefficients: list[Tensor], size: int) -> Tensor:
+    """Coefficients as the columns of a matrix with `size` rows, cut off or padded with zeros."""
+    matrix = torch.zeros(size, len(coefficients), dtype=torch.float64)
+    for column, values in enumerate(coefficients):
+        matrix[: len(values), column] = values[:size]
+    return matrix

@@ -1,4 +1,4 @@
-"""What every example pulls a strength to, and how strengths vary over samples of examples."""
+"""The influence of every example on the strengths, and the sampling error that follows from it."""
 
 import math
 from collections.abc import Mapping
@@ -11,150 +11,157 @@ from torch import Tensor
 from tacit.errors import InputError, Problem
 from tacit.fitting.error_bars import ErrorBars, mark_undetermined
 
-NOISY = 0.15
-"""Part of the target's squared norm that is sampling noise, above which it is a Problem."""
-MOVING = "89 to 98 % of the time where a candidate depends on the examples itself"
-"""In `tacit reproduce coverage`, where error bars follow such a column to first order."""
-TOGETHER = 16
-"""Replicates of a bootstrap whose counts are held at once."""
+NOISE_LIMIT = 0.15
+"""Fraction of the target's squared norm above which sampling noise is reported as a Problem."""
+COVERAGE_OF_VARYING_DESIGN = "89 to 98 % of the time where a candidate depends on the examples"
+"""In `tacit reproduce coverage`, where such a column is followed to first order."""
+REPLICATES_AT_ONCE = 16
+"""Bootstrap replicates whose counts are in memory together."""
 
 
 @dataclass(frozen=True, eq=False)
 class Scores:
-    """The influence ψ_i of every example on the strengths, centred: their mean is zero.
+    """The influence ψ_i of every example on the strengths, centred to mean zero.
 
-    With the design held fixed, the strengths of any subset S of the examples are exactly
-    λ̂ + mean over S of ψ_i (weighted, where examples have weights). Where the design is itself a
-    mean over examples, ψ_i is the derivative by the example's weight, and that holds to first
-    order.
+    Where the design does not depend on the examples, the strengths of any subset S of them are
+    exactly λ̂ + mean over S of ψ_i (weighted, where examples have weights). Where columns of the
+    design are themselves means over examples, ψ_i is the derivative by the example's weight, and
+    the equation holds to first order.
     """
 
     names: tuple[str, ...]
     strengths: Mapping[str, float]
     values: Tensor = field(repr=False)
-    """ψ, (examples, strengths) in float64, in the order of the data."""
+    """ψ, of shape (examples, strengths) in float64, in the order of the data."""
     weights: Tensor | None = field(repr=False)
-    """What each example weighs in the mean; None where all weigh the same."""
+    """Weight of each example in the mean; None where all are equal."""
     population: int | None
-    """How many examples these were drawn from, without replacement; None for no end of them."""
+    """Number of examples these were drawn from without replacement; None if it is infinite."""
     clusters: Tensor | None = field(repr=False)
-    """Number of the cluster that each example belongs to; None where each is on its own."""
-    trace: float
-    """Estimate of n·tr Cov of the target (tr Cov of an example's gradient, where unclustered)."""
+    """Index of the cluster of each example; None where every example is independent."""
+    covariance_trace: float
+    """Estimate of n·tr Cov(target): tr Cov of one example's gradient, without clusters."""
     correlation: float
     """ρ: the largest noise variance along the columns over the mean along all rows; at least 1."""
-    square: float = field(repr=False)
+    target_square_norm: float = field(repr=False)
     """‖target‖²."""
     rows: int
-    """How many equations there are."""
+    """Number of equations."""
     free: Tensor = field(repr=False)
-    """Which strengths could move: not those that λ ≥ 0 holds at zero."""
+    """Which strengths are free, as a mask: all but those that λ ≥ 0 holds at zero."""
     inflation: Tensor = field(repr=False)
-    """As in the fit; infinite where a strength is not determined."""
+    """Variance inflation, as in the fit; infinite where a strength is not determined."""
     notes: tuple[str, ...] = ()
-    """What was held fixed, in words."""
-    moving: bool = False
-    """Whether columns of the design are means over the examples themselves."""
+    """Sentences for the basis of the error bars: which columns were treated as fixed."""
+    design_varies: bool = False
+    """Whether columns of the design are means over the scored examples."""
 
     @property
     def count(self) -> int:
-        """How many examples there are."""
+        """Number of examples."""
         return len(self.values)
 
     @property
-    def sampled(self) -> float:
-        """1 − n/N, by which a variance shrinks where the population is finite."""
-        return 1.0 if self.population is None else 1 - self._drawn / self.population
+    def finite_population_factor(self) -> float:
+        """1 − n/N, by which sampling variances shrink for a population of N; 1 if infinite."""
+        return 1.0 if self.population is None else 1 - self._weighted_count / self.population
 
     def error_bars(self) -> ErrorBars:
-        """Standard errors of the strengths for which examples were drawn: (1 − n/N)·Cov(ψ)/n."""
-        covariance = self.sampled * covariance_of_mean(self.values, self.weights, self.clusters)
-        covariance = mark_undetermined(covariance, self.inflation)
-        held = ~self.free
-        covariance[held, :] = covariance[:, held] = math.nan
+        """Standard errors over which examples were drawn: Cov(λ̂) = (1 − n/N)·Cov(ψ)/n."""
+        covariance = covariance_of_mean(self.values, self.weights, self.clusters)
+        covariance = mark_undetermined(self.finite_population_factor * covariance, self.inflation)
+        covariance[~self.free, :] = covariance[:, ~self.free] = math.nan
         return ErrorBars(
-            "sampling", self._basis(), self.names, covariance, self._units - 1.0,
-            measured=MOVING if self.moving else "",
+            "sampling", self._basis(), self.names, covariance, self._unit_count - 1.0,
+            measured=COVERAGE_OF_VARYING_DESIGN if self.design_varies else "",
         )  # fmt: skip
 
     def bootstrap(self, replicates: int = 2000, *, seed: int = 0) -> Tensor:
-        """Strengths of samples drawn with replacement, (replicates, strengths), without a pass.
+        """Strengths of samples drawn with replacement, (replicates, strengths); needs no pass.
 
-        Clusters are drawn whole. Deviations shrink by √(1 − n/N) where the population is finite.
+        Clusters are drawn whole. Deviations shrink by √(1 − n/N) for a finite population.
         """
         for name, number, least in (("replicates", replicates, 1), ("seed", seed, 0)):
             if isinstance(number, bool) or not isinstance(number, int) or number < least:
                 raise InputError(f"{name} is {number!r}: pass a whole number, at least {least}.")
-        shares, sizes = self._sums()
-        units, scale = len(shares), math.sqrt(self.sampled)
-        both = torch.cat([shares, sizes[:, None]], dim=1)
+        sums, unit_weights = self._sums_by_unit()
+        units, scale = len(sums), math.sqrt(self.finite_population_factor)
+        sums_and_weights = torch.cat([sums, unit_weights[:, None]], dim=1)
         generator = torch.Generator().manual_seed(seed)
-        found = []
-        for start in range(0, replicates, TOGETHER):
-            counts = torch.empty(min(TOGETHER, replicates - start), units, dtype=torch.float64)
+        deviations = []
+        for start in range(0, replicates, REPLICATES_AT_ONCE):
+            rows = min(REPLICATES_AT_ONCE, replicates - start)
+            counts = torch.empty(rows, units, dtype=torch.float64)
             for row in counts:
                 drawn = torch.randint(units, (units,), generator=generator, dtype=torch.int32)
                 row.copy_(torch.bincount(drawn, minlength=units))
-            totals = counts @ both
-            found.append(scale * totals[:, :-1] / totals[:, -1:])
-        return self._point + torch.cat(found)
+            totals = counts @ sums_and_weights
+            deviations.append(scale * totals[:, :-1] / totals[:, -1:])
+        return self._strengths + torch.cat(deviations)
 
     def leave_one_out(self) -> Tensor:
-        """Strengths without each example in turn, (examples, strengths): exact, not refitted."""
+        """Strengths without each example in turn, (examples, strengths), without refitting.
+
+        Exact where the design does not depend on the examples.
+        """
         if self.count < 2:
-            raise InputError("leaving one example out of one leaves none: score more examples.")
+            raise InputError(
+                "there is only one example, and none is left without it: score two or more."
+            )
         weights = self._weights[:, None]
-        return self._point - weights * self.values / (weights.sum() - weights)
+        return self._strengths - weights * self.values / (weights.sum() - weights)
 
     def most_influential(self, name: str, count: int = 10) -> list[tuple[int, float]]:
-        """Examples that move a strength most when left out: their place in the data, the change."""
+        """The examples that change a strength most when left out: (index in the data, change)."""
         if name not in self.names:
             raise InputError(f"no strength {name!r}: there are {', '.join(self.names)}.")
         if isinstance(count, bool) or not isinstance(count, int) or count < 1:
             raise InputError(f"count is {count!r}: pass a whole number, at least 1.")
-        change = (self.leave_one_out() - self._point)[:, self.names.index(name)]
-        chosen = change.abs().argsort(descending=True, stable=True)[:count]
-        return list(zip(chosen.tolist(), change[chosen].tolist(), strict=True))
+        changes = (self.leave_one_out() - self._strengths)[:, self.names.index(name)]
+        largest = changes.abs().argsort(descending=True, stable=True)[:count]
+        return list(zip(largest.tolist(), changes[largest].tolist(), strict=True))
 
     @property
-    def noise(self) -> float:
-        """Part of the target's squared norm that is sampling noise, tr Cov/n·(1 − n/N)/‖target‖².
+    def noise_fraction(self) -> float:
+        """Fraction of the target's squared norm that is sampling noise, tr Cov(target)/‖target‖².
 
-        From a few random directions: right to some parts in ten, not to digits.
+        Trap: it is estimated along a few random directions, to within some tens of per cent.
         """
-        whole = self.trace / self.count * self.sampled
-        return whole / self.square if self.square else math.inf if whole else 0.0
+        noise = self.covariance_trace / self.count * self.finite_population_factor
+        if self.target_square_norm:
+            return noise / self.target_square_norm
+        return math.inf if noise else 0.0
 
     @property
     def ceiling(self) -> float:
-        """1 − noise: no regularizer can be expected to explain more of the target."""
-        return min(1.0, max(0.0, 1 - self.noise))
+        """1 − noise fraction: no regularizer can be expected to explain more of the target."""
+        return min(1.0, max(0.0, 1 - self.noise_fraction))
 
     @property
     def effective_parameters(self) -> float:
-        """p/ρ, how many independent equations of equal noise would tell the strengths as well."""
+        """p/ρ: the number of equations with independent, equal noise that would be as precise."""
         return self.rows / self.correlation
 
     @property
     def problems(self) -> tuple[Problem, ...]:
-        """What speaks against the fit because of the examples."""
-        if self.noise <= NOISY:
+        """A "noisy" Problem, where much of the target is sampling noise."""
+        if self.noise_fraction <= NOISE_LIMIT:
             return ()
         return (
             Problem(
                 "noisy",
-                f"About {min(1.0, self.noise):.0%} of the target's squared norm is which examples "
-                "happened to be looked at: on others, no regularizer can explain more than about "
-                f"{self.ceiling:.0%}.",
-                "Use more examples, or read the explained fraction against that ceiling. Where the "
-                "model was trained on exactly these examples nothing was sampled: pass "
+                f"About {min(1.0, self.noise_fraction):.0%} of the target's squared norm is "
+                "sampling noise, which differs between samples of examples: on other examples, no "
+                f"regularizer can explain more than about {self.ceiling:.0%}.",
+                "Use more examples, or compare the explained fraction with this limit. If the "
+                "model was trained on exactly these examples, nothing was sampled: pass "
                 f"population={self.count}.",
                 self.names,
             ),
         )
 
     @cached_property
-    def _point(self) -> Tensor:
+    def _strengths(self) -> Tensor:
         return torch.tensor([self.strengths[n] for n in self.names], dtype=torch.float64)
 
     @cached_property
@@ -164,53 +171,54 @@ class Scores:
         return self.weights
 
     @property
-    def _drawn(self) -> int:
-        """Examples with weight: others were not looked at."""
+    def _weighted_count(self) -> int:
+        """Number of examples with positive weight; the others count as not drawn."""
         return int((self._weights > 0).sum())
 
     @property
-    def _units(self) -> int:
-        """What was drawn: examples, or clusters, with weight."""
-        return int((self._sums()[1] > 0).sum())
+    def _unit_count(self) -> int:
+        """Number of sampling units (examples or clusters) with positive weight."""
+        return int((self._sums_by_unit()[1] > 0).sum())
 
-    def _sums(self) -> tuple[Tensor, Tensor]:
-        """Σ wψ and Σ w of what is drawn: examples, or clusters."""
+    def _sums_by_unit(self) -> tuple[Tensor, Tensor]:
+        """Σ wψ and Σ w over each sampling unit: an example, or a cluster."""
         weights = self._weights
-        shares = weights[:, None] * self.values
+        weighted = weights[:, None] * self.values
         if self.clusters is None:
-            return shares, weights
-        return _by_cluster(shares, self.clusters), _by_cluster(weights, self.clusters)
+            return weighted, weights
+        return _sum_by_cluster(weighted, self.clusters), _sum_by_cluster(weights, self.clusters)
 
     def _basis(self) -> str:
-        count, all_ = f"{self._drawn:,}", self.population
-        if all_ == self._drawn:
+        """What the error bars were made from, in words."""
+        count, population = f"{self._weighted_count:,}", self.population
+        if population == self._weighted_count:
             text = (
-                f"all {count} examples of the population: nothing was sampled, so sampling is "
-                "not the error"
+                f"all {count} examples of the population: nothing was sampled, so there is no "
+                "sampling error"
             )
-        elif all_ is None:
-            text = f"{count} examples of an unlimited population"
+        elif population is None:
+            text = f"{count} examples of an infinite population"
         else:
-            text = f"{count} of {all_:,} examples"
+            text = f"{count} of {population:,} examples"
         if self.clusters is not None:
             text += f", in {int(self.clusters.max()) + 1:,} clusters"
         return "; ".join([text, *self.notes])
 
 
 def covariance_of_mean(values: Tensor, weights: Tensor | None, clusters: Tensor | None) -> Tensor:
-    """Cov of the (weighted) mean of centred values, by examples or by clusters of them.
+    """Covariance of the (weighted) mean of centred values, by examples or by clusters of them.
 
     Σ e eᵀ/n² · G/(G−1) with e = n w ψ / Σw, summed within each of G clusters.
     """
     count = len(values)
-    parts = values if weights is None else values * (weights * count / weights.sum())[:, None]
-    heavy = torch.ones(count) if weights is None else (weights > 0).double()
-    parts = parts if clusters is None else _by_cluster(parts, clusters)
-    heavy = heavy if clusters is None else _by_cluster(heavy, clusters)
-    units = int((heavy > 0).sum())
-    return parts.T @ parts * (units / (units - 1) / count**2)
+    terms = values if weights is None else values * (weights * count / weights.sum())[:, None]
+    has_weight = torch.ones(count) if weights is None else (weights > 0).double()
+    terms = terms if clusters is None else _sum_by_cluster(terms, clusters)
+    has_weight = has_weight if clusters is None else _sum_by_cluster(has_weight, clusters)
+    units = int((has_weight > 0).sum())
+    return terms.T @ terms * (units / (units - 1) / count**2)
 
 
-def _by_cluster(values: Tensor, clusters: Tensor) -> Tensor:
+def _sum_by_cluster(values: Tensor, clusters: Tensor) -> Tensor:
     total = torch.zeros(int(clusters.max()) + 1, *values.shape[1:], dtype=values.dtype)
     return total.index_add_(0, clusters, values)

@@ -1,71 +1,79 @@
-"""Standard errors of one endpoint for the noise of SGD, from how it jitters about its minimum."""
+"""Standard errors of one endpoint for the noise of SGD, from how it fluctuates about its minimum.
+
+Experimental: the intervals were tested on small problems only, and they are wrong where training
+had not come to rest. Prefer `tacit.average_epochs` or `tacit.stack` where several epochs or runs
+can be had.
+"""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from tacit.equations.rows import BoundCandidates, Candidates, check_candidates
 from tacit.errors import InputError
 from tacit.fitting.error_bars import ErrorBars, mark_undetermined
+from tacit.fitting.fits import Fit
 from tacit.objective.objective import Objective
-from tacit.objective.params import Params, Scope, select
+from tacit.objective.params import Params, Scope
 from tacit.objective.per_example import DirectionalDerivatives
 from tacit.regularizers import Regularizer
-from tacit.uncertainty.directions import Directions, known_force, signs
-from tacit.uncertainty.krylov import Krylov
+from tacit.uncertainty.krylov import KrylovSpace
 from tacit.uncertainty.linear_fit import (
-    Solved,
-    centred_values,
-    check_same,
+    LinearFit,
+    Setting,
+    check_setting,
     check_strengths,
-    check_units,
-    solve_again,
+    linear_fit_of,
+    mean_and_deviations,
 )
 from tacit.uncertainty.sampling import covariance_of_mean
-from tacit.validation.penalised import NoHessianError, Penalised
+from tacit.validation.penalised import NoHessianError, PenalisedObjective
 
-if TYPE_CHECKING:
-    from tacit.fitting.fits import Fit
-
-MEASURED = "93 to 96 % of the time at rest, but 45 to 100 % where training had not come to rest"
+COVERAGE = "93 to 96 % of the time at rest, but 45 to 100 % where training had not come to rest"
 """Ridge and tanh networks with independent batches; elastic nets at their last weights."""
-SETTLED = 0.01
-"""Change of every variance by the last direction of each strength, below which no more follow."""
-MOST = 40
-"""Directions at most (or three a strength)."""
+TOLERANCE = 0.01
+"""The space is large enough where its last direction of each strength changes every variance by
+less than this fraction."""
+MAX_DIRECTIONS = 40
+"""Largest number of directions, or three per strength where that is more."""
 
 
 @dataclass(frozen=True)
-class Steps:
-    """How SGD steps: θ ← θ − rate·v, v ← momentum·v + gradient of a batch."""
+class SgdSteps:
+    """The steps of SGD: v ← momentum·v + gradient of a batch, then θ ← θ − rate·v."""
 
     rate: float
     batch_size: int
     momentum: float
     count: int
-    """Examples that batches are drawn from."""
+    """Number of examples that batches are drawn from."""
 
     @property
-    def limit(self) -> float:
-        """Step size times curvature from which no rest is possible."""
+    def stability_limit(self) -> float:
+        """Step size times curvature above which the iteration diverges."""
         return 2 * (1 + self.momentum)
 
-    def jitter(self, curvatures: Tensor) -> Tensor:
-        """What noise of unit covariance makes of ∇F at rest, between any two eigenvectors of H.
+    def noise_gain(self, curvatures: Tensor) -> Tensor:
+        """Covariance of ∇F at rest over that of the batch gradients, in the eigenvectors of H.
 
-        With h_i the response to one push, p_i p_j Σ_s h_i(s) h_j(s) for p = rate·curvature, which
-        is p/(2 − p) on the diagonal without momentum. Where the curvature is negative there is no
-        rest; its size is taken, for as much noise as builds up before the point has moved away.
+        Let a_i(s) be the response along eigenvector i, s steps after a unit of noise, m the
+        momentum and p = rate·curvature. At rest the gain is p_i p_j Σ_s a_i(s) a_j(s), which sums
+        to
+
+            p_i p_j (1 − m²) / [(1 − m)²((1 + m)(p_i + p_j) − p_i p_j) + m(p_i − p_j)²],
+
+        or p/(2 − p) for i = j without momentum.
+
+        Trap: a direction of negative curvature has no stationary distribution. The absolute value
+        of the curvature is used there: the noise that accumulates before the point moves away.
         """
-        p, kept = self.rate * curvatures.abs(), self.momentum
+        p, m = self.rate * curvatures.abs(), self.momentum
         q = p[:, None]
-        whole = (1 - kept) ** 2 * ((1 + kept) * (p + q) - p * q) + kept * (p - q).square()
-        return torch.where(whole > 0, p * q * (1 - kept**2) / whole, 0.0)
+        denominator = (1 - m) ** 2 * ((1 + m) * (p + q) - p * q) + m * (p - q).square()
+        return torch.where(denominator > 0, p * q * (1 - m**2) / denominator, 0.0)
 
     def describe(self) -> str:
         """The steps in words."""
@@ -73,12 +81,12 @@ class Steps:
         if self.momentum:
             text += f", momentum {self.momentum:g}"
         if self.batch_size == self.count:
-            return f"{text} and all {self.count:,} examples in a batch: there is no noise"
+            return f"{text} and all {self.count:,} examples in every batch: there is no noise"
         return f"{text} and batches of {self.batch_size:,} of {self.count:,} examples"
 
 
-def stationary_error_bars(  # noqa: PLR0913 # the fit and what wrote it, then how it was trained
-    found: "Fit",
+def stationary_error_bars(  # noqa: PLR0913 # the fit, what its equations were written from, the steps
+    fit: Fit,
     objective: Objective,
     regularizers: Regularizer | Sequence[Regularizer],
     *,
@@ -89,199 +97,192 @@ def stationary_error_bars(  # noqa: PLR0913 # the fit and what wrote it, then ho
     known: Mapping[Regularizer, float] | None = None,
     rows: Scope = None,
 ) -> ErrorBars:
-    """Error bars for the noise of training, of one endpoint of SGD with a constant step.
+    """Error bars for the noise of training, of one endpoint of SGD with a constant step size.
 
-    The last weights of such a run are one draw from a cloud around the minimum of F = L + R. With
-    δ the distance to it and D = Φ(ΦᵀΦ)⁻¹, λ̂ − λ = −DᵀHδ, H the Hessian of F, and without momentum
+    Experimental. The last weights of such a run are one draw from a stationary distribution around
+    the minimum of F = L + R. With δ the distance to the minimum, H the Hessian of F and
+    D = Φ(ΦᵀΦ)⁻¹, λ̂ − λ = −DᵀHδ to first order. Summing the noise of all earlier steps gives,
+    without momentum,
 
-        covariance = η²/B·(1 − B/n) Σ_s U_sᵀ C U_s,   U_s = (I − ηH)^s H D,
+        Cov(λ̂) = η²/B·(1 − B/n) Σ_s U_sᵀ C U_s,   U_s = (I − ηH)^s H D,
 
-    C the covariance of single examples' gradients; H and C need not commute. All U_s lie in the
-    Krylov space of H from D, where small matrices tell the whole sum, momentum included. It takes
-    a Hessian product for each direction (some five a strength in networks, 40 in all at most) and
-    one pass for the derivatives of examples along all of them (one more, where C shows that they
-    were too few). As many parameter-sized vectors are held in float64: it is for models of up to
-    some 10⁸ parameters.
+    where C is the covariance of the gradients of single examples; H and C need not commute. All U_s
+    lie in the Krylov space of H started from D. There the sum is a product of small matrices, with
+    momentum too (`SgdSteps.noise_gain`). The cost is one Hessian-vector product per direction
+    (about five per strength in networks, 40 in all at most) and one pass for the derivatives of the
+    examples along all directions (a second one, where C shows that there were too few directions).
+    The directions are stored in float64, which limits models to about 10⁸ parameters.
 
-    Nominal 95 % intervals covered 93–96 % of the time for ridge regressions and small networks that
-    ran until they were at rest. Traps:
+    Nominal 95 % intervals held the true strength 93–96 % of the time for ridge regressions and
+    small networks that were trained until they were at rest.
 
-    - A run that still moves is off by more: intervals of elastic nets covered 45–100 % where
-      patience or the 200th epoch had stopped them, and 90–100 % after 800 epochs.
-    - It is of first order. Noise moves the columns of the design along with the gradient, and the
-      more so across a bend (about β under `smooth_l1`, about 0 under `l1`): a bias, which no error
-      bar tells, and which shrinks with the step size faster than the error does.
-    - Batches are taken to be drawn anew at every step. Epochs that see every example once have less
-      noise along what is slower than an epoch: error bars are then upper bounds.
+    Traps:
+
+    - A run that still moves has a larger error: intervals of elastic nets held the true strength
+      45–100 % of the time where early stopping or the 200th epoch ended training, and 90–100 %
+      after 800 epochs.
+    - The error is of first order. Noise also moves the columns of the design, most strongly near a
+      kink (within about β of zero under `smooth_l1`, near zero under `l1`). That is a bias, which
+      error bars do not show; it shrinks with the step size faster than the error does.
+    - Batches are assumed to be drawn anew at every step. Epochs that visit every example once have
+      less noise at time scales longer than an epoch, so the error bars are then upper bounds.
     - The curvature of penalties that are read from data (`gradient_norm`, `explicit_dropout`) is
-      left out, as the basis says.
+      left out, and the basis of the error bars says so.
 
     Args:
-        found: a fit of endpoint equations at the last weights.
+        fit: a fit of endpoint equations at the last weights.
         objective: what the equations were written from, over the examples that training drew from.
         regularizers: the same candidates, in the same order.
         rate: the step size η at the end of training.
-        batch_size: how many examples (tokens, where the mean is over tokens) a step saw.
-        momentum: heavy-ball momentum, as torch.optim.SGD has it, without dampening or Nesterov.
+        batch_size: number of examples (tokens, where the mean is over tokens) per step.
+        momentum: heavy-ball momentum, as in torch.optim.SGD, without dampening or Nesterov.
         params: the same point.
         known: the same known penalties.
         rows: the same rows.
     """
-    solved = _endpoint(found, objective)
-    candidates = check_candidates(regularizers, known)
-    point = objective.point(params)
-    chosen = select(point, rows, what="rows")
-    bound = candidates.bind(point)
-    used = sum(int(t.count_nonzero()) for t in signs(point, bound, chosen, seed=0).values())
-    check_same(found, objective, candidates, bound, used)
-    steps = _checked(rate, batch_size, momentum, objective.count)
-    function, notes = _total(objective, candidates, bound, solved, point)
-    directions = Directions(point, bound, chosen, solved.inverse[:, solved.free])
-    space = Krylov(function.curvature(function.flat(point)), function.epsilon)
+    if isinstance(fit, Fit) and [source.mode for source in fit.sources] == ["difference"]:
+        raise InputError(
+            "the fit is of difference equations, which are written at fixed weights: the noise of "
+            "training is not their error. Pass a fit of endpoint equations."
+        )
+    setting = check_setting(fit, objective, regularizers, params=params, known=known, rows=rows)
+    linear_fit = linear_fit_of(fit)
+    steps = _check_steps(rate, batch_size, momentum, objective.count)
+    penalised, notes = _penalised_loss(setting, linear_fit)
+    point, free = setting.params, linear_fit.free
+    directions = setting.rows.directions(linear_fit.gram_inverse[:, free])
+    space = KrylovSpace(penalised.hvp_at(penalised.flatten(point)), penalised.epsilon)
     for j in range(len(directions)):
-        space.start(function.flat(_whole(directions[j], point)))
+        space.add_start(penalised.flatten(_with_all_names(directions[j], point)))
 
     def noise(size: int) -> Tensor:
-        """C over the first vectors of the space, by one pass."""
-        taken = objective.directional_derivatives(
-            [function.unflat(q) for q in space.vectors[:size]], point
-        )
-        check_units(taken, None)
-        offset, centred = centred_values(DirectionalDerivatives(-taken.values, taken.weights))
-        start = space.starts(size)
-        again = offset @ start - known_force(point, bound, directions)
-        values = torch.zeros(len(centred), len(solved.free), dtype=torch.float64)
-        values[:, solved.free] = centred @ start
-        check_strengths(solved, again, values, point)
-        return len(centred) * covariance_of_mean(centred, taken.weights, None)
+        """C in the first `size` basis vectors, from one pass."""
+        basis = [penalised.unflatten(vector) for vector in space.basis[:size]]
+        derivatives = objective.directional_derivatives(basis, point)
+        target = DirectionalDerivatives(-derivatives.values, derivatives.weights)
+        mean, deviations = mean_and_deviations(target)
+        starts = space.projected_starts(size)
+        check_strengths(linear_fit, setting.rows, directions, mean @ starts, deviations @ starts)
+        return len(deviations) * covariance_of_mean(deviations, derivatives.weights, None)
 
-    covariance, more = _settled(space, steps, noise)
-    full = torch.zeros(len(solved.free), len(solved.free), dtype=torch.float64)
-    full[solved.free.nonzero(), solved.free.nonzero().T] = covariance
-    full = mark_undetermined(full, solved.inflation)
-    full[~solved.free, :] = full[:, ~solved.free] = math.nan
-    basis = "; ".join([steps.describe(), *more, *notes])
-    return ErrorBars("training", basis, solved.names, full, measured=MEASURED)
+    covariance, remarks = _converged_covariance(space, steps, noise)
+    wide = torch.zeros(len(free), len(free), dtype=torch.float64)
+    wide[free.nonzero(), free.nonzero().T] = covariance
+    wide = mark_undetermined(wide, linear_fit.inflation)
+    wide[~free, :] = wide[:, ~free] = math.nan
+    basis = "; ".join([steps.describe(), *remarks, *notes])
+    return ErrorBars("training", basis, linear_fit.names, wide, measured=COVERAGE)
 
 
-def _settled(
-    space: Krylov, steps: Steps, noise: Callable[[int], Tensor]
+def _converged_covariance(
+    space: KrylovSpace, steps: SgdSteps, noise: Callable[[int], Tensor]
 ) -> tuple[Tensor, list[str]]:
-    """The covariance in a space that is large enough, and what is to be said of it.
+    """The covariance in a space that is large enough, and remarks on it.
 
-    While the space grows, H stands for C, which costs no pass; C itself then tells whether it was
-    enough.
+    While the space grows, |H| stands for C, which needs no pass over the data. C itself then
+    decides whether the space was large enough; if not, it is doubled.
     """
-    most, least = max(MOST, 3 * len(space.first)), 0
+    most, least = max(MAX_DIRECTIONS, 3 * len(space.start_coefficients)), 0
     while True:
-        reached = _grown(space, steps, least, most)
-        if reached >= steps.limit:
-            return _unstable(len(space.first), reached, steps)
-        size = len(space.images)
-        seen = noise(size)
-        covariance = _covariance(space, size, steps, seen)
-        change = 0.0 if space.whole else _change(space, size, steps, seen)
-        if change < SETTLED:
+        highest = _extend_space(space, steps, least, most)
+        if highest >= steps.stability_limit:
+            return _unstable_covariance(len(space.start_coefficients), highest, steps)
+        size = space.size
+        example_covariance = noise(size)
+        covariance = _covariance(space, size, steps, example_covariance)
+        change = 0.0 if space.invariant else _change(space, size, steps, example_covariance)
+        if change < TOLERANCE:
             return covariance, []
         if size >= most:
-            return covariance, [f"not settled after {size} directions, within about {change:.0%}"]
+            return covariance, [f"not converged after {size} directions, to about {change:.0%}"]
         least = 2 * size
 
 
-def _grown(space: Krylov, steps: Steps, least: int, most: int) -> float:
-    """Let the space grow until it seems enough; the highest step size times curvature in it."""
-    reached, enough = 0.0, max(least, 2 * len(space.first) + 1)
-    while not space.whole and len(space.images) < most and reached < steps.limit:
-        space.grow()
-        size = len(space.images)
-        reached = steps.rate * float(torch.linalg.eigvalsh(space.curvature(size))[-1])
-        if size >= enough and _change(space, size, steps, None) < SETTLED / 2:
+def _extend_space(space: KrylovSpace, steps: SgdSteps, least: int, most: int) -> float:
+    """Extend the space until it seems large enough; the highest rate·curvature in it."""
+    highest, enough = 0.0, max(least, 2 * len(space.start_coefficients) + 1)
+    while not space.invariant and space.size < most and highest < steps.stability_limit:
+        space.extend()
+        size = space.size
+        highest = steps.rate * float(torch.linalg.eigvalsh(space.projected_matrix(size))[-1])
+        if size >= enough and _change(space, size, steps, None) < TOLERANCE / 2:
             break
-    return reached
+    return highest
 
 
-def _covariance(space: Krylov, size: int, steps: Steps, noise: Tensor | None) -> Tensor:
-    """The covariance of the strengths in the first dimensions; noise None is C = |H|, n = ∞."""
-    values, vectors = torch.linalg.eigh(space.curvature(size))
-    start = vectors.T @ space.starts(size)
-    inner = values.abs().diag() if noise is None else vectors.T @ noise[:size, :size] @ vectors
-    part = 0.0 if noise is None else steps.batch_size / steps.count
-    return start.T @ (steps.jitter(values) * inner) @ start * ((1 - part) / steps.batch_size)
+def _covariance(space: KrylovSpace, size: int, steps: SgdSteps, noise: Tensor | None) -> Tensor:
+    """The covariance of the strengths in the first dimensions; without noise, C = |H| and n = ∞."""
+    curvatures, eigenvectors = torch.linalg.eigh(space.projected_matrix(size))
+    starts = eigenvectors.T @ space.projected_starts(size)
+    if noise is None:
+        rotated, fraction = curvatures.abs().diag(), 0.0
+    else:
+        rotated = eigenvectors.T @ noise[:size, :size] @ eigenvectors
+        fraction = steps.batch_size / steps.count
+    gradients = steps.noise_gain(curvatures) * rotated
+    return starts.T @ gradients @ starts * ((1 - fraction) / steps.batch_size)
 
 
-def _change(space: Krylov, size: int, steps: Steps, noise: Tensor | None) -> float:
+def _change(space: KrylovSpace, size: int, steps: SgdSteps, noise: Tensor | None) -> float:
     """The largest relative change of a variance by the last direction of each strength."""
     after = _covariance(space, size, steps, noise).diagonal()
-    before = _covariance(space, size - len(space.first), steps, noise).diagonal()
+    smaller = size - len(space.start_coefficients)
+    before = _covariance(space, smaller, steps, noise).diagonal()
     return float(torch.nan_to_num((after - before).abs() / after).max())
 
 
-def _unstable(count: int, reached: float, steps: Steps) -> tuple[Tensor, list[str]]:
+def _unstable_covariance(count: int, highest: float, steps: SgdSteps) -> tuple[Tensor, list[str]]:
+    """Infinite variances, for steps that are too large for the curvature."""
     covariance = torch.zeros(count, count, dtype=torch.float64)
     covariance.fill_diagonal_(math.inf)
-    words = (
-        f"no rest is possible, as steps times curvature reach {reached:.3g} and "
-        f"{steps.limit:g} is too much"
+    remark = (
+        f"SGD diverges: step size times curvature reaches {highest:.3g}, above the limit of "
+        f"{steps.stability_limit:g}"
     )
-    return covariance, [words]
+    return covariance, [remark]
 
 
-def _total(
-    objective: Objective,
-    candidates: Candidates,
-    bound: BoundCandidates,
-    solved: Solved,
-    point: Params,
-) -> tuple[Penalised, list[str]]:
-    """F = L + Σ λ̂R + known penalties, for its curvature, and what has none to be had."""
+def _penalised_loss(
+    setting: Setting, linear_fit: LinearFit
+) -> tuple[PenalisedObjective, list[str]]:
+    """F = L + Σ λ̂R + known penalties, and notes on penalties without a second derivative."""
+    candidates, bound, point = setting.candidates, setting.rows.bound, setting.params
     sizes = [family.size for family in bound.families]
-    terms = list(zip(candidates.estimated, solved.strengths.split(sizes), strict=True))
+    terms = list(zip(candidates.estimated, linear_fit.strengths.split(sizes), strict=True))
     terms += [(r, torch.tensor([float(s)])) for r, s in candidates.known.items()]
 
-    def summed(parts: Sequence[tuple[Regularizer, Tensor]]) -> Penalised:
+    def total(some: Sequence[tuple[Regularizer, Tensor]]) -> PenalisedObjective:
         def value(params: Params) -> Tensor:
             zero = (0 * next(iter(params.values()))).sum()
-            added = [(r.value(params), own) for r, own in parts]
-            return zero + sum((values * own.to(values)).sum() for values, own in added)
+            evaluated = [(r.value(params), strengths) for r, strengths in some]
+            return zero + sum((values * s.to(values)).sum() for values, s in evaluated)
 
-        return Penalised(objective, value)
+        return PenalisedObjective(setting.objective, value)
 
-    def bends(term: tuple[Regularizer, Tensor]) -> bool:
-        if term[0].influence is not None:  # read from data, by functions that have one derivative
+    def has_hessian(term: tuple[Regularizer, Tensor]) -> bool:
+        if term[0].influence is not None:  # read from data, by functions with one derivative only
             return False
-        function = summed([term])
+        function = total([term])
         try:
-            function.curvature(function.flat(point))
+            function.hvp_at(function.flatten(point))
         except NoHessianError:
             return False
         return True
 
-    kept = [term for term in terms if bends(term)]
-    names = [r.name for r, _ in terms if all(r is not other for other, _ in kept)]
+    smooth = [term for term in terms if has_hessian(term)]
+    names = [r.name for r, _ in terms if all(r is not other for other, _ in smooth)]
     notes = [f"the curvature of {name} left out" for name in names]
-    if objective.training:
-        notes.append(f"noise of a mean over {objective.draws} draws of the objective")
-    return summed(kept), notes
+    if setting.objective.training:
+        notes.append(f"noise of a mean over {setting.objective.draws} draws of the objective")
+    return total(smooth), notes
 
 
-def _whole(direction: Params, point: Params) -> Params:
+def _with_all_names(direction: Params, point: Params) -> Params:
+    """The direction with zeros for the tensors that it does not have."""
     return {n: direction[n] if n in direction else torch.zeros_like(p) for n, p in point.items()}
 
 
-def _endpoint(found: "Fit", objective: Objective) -> Solved:
-    """The fit as a linear function of its target; refused where it is not one endpoint's."""
-    from tacit.fitting.fits import Fit
-
-    modes = [source.mode for source in found.sources] if isinstance(found, Fit) else []
-    if modes == ["difference"]:
-        raise InputError(
-            "the fit is of difference equations, at fixed weights: that training ended elsewhere "
-            "is not their error. Pass a fit of endpoint equations."
-        )
-    return solve_again(found, objective, None)
-
-
-def _checked(rate: float, batch_size: int, momentum: float, count: int) -> Steps:
+def _check_steps(rate: float, batch_size: int, momentum: float, count: int) -> SgdSteps:
     for name, value in (("rate", rate), ("momentum", momentum)):
         if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
             raise InputError(f"{name} is {value!r}: pass a finite number.")
@@ -289,10 +290,10 @@ def _checked(rate: float, batch_size: int, momentum: float, count: int) -> Steps
         raise InputError(f"rate is {rate!r}: pass the step size at the end of training, above 0.")
     if not 0 <= momentum < 1:
         raise InputError(f"momentum is {momentum!r}: pass a number from 0 to below 1.")
-    whole = isinstance(batch_size, int) and not isinstance(batch_size, bool)
-    if not whole or not 1 <= batch_size <= count:
+    whole_number = isinstance(batch_size, int) and not isinstance(batch_size, bool)
+    if not whole_number or not 1 <= batch_size <= count:
         raise InputError(
-            f"batch_size is {batch_size!r} for {count} examples: pass the whole number of them "
-            "that a training step saw, from 1 to all."
+            f"batch_size is {batch_size!r} for {count} examples: pass the number of examples per "
+            f"training step, a whole number from 1 to {count}."
         )
-    return Steps(float(rate), batch_size, float(momentum), count)
+    return SgdSteps(float(rate), batch_size, float(momentum), count)

@@ -1,4 +1,4 @@
-"""Validation by retraining, and the certificate of when it must succeed."""
+"""Validation of a fit by retraining, and the certificate of when retraining must succeed."""
 
 from tacit.validation.certificate import (
     Certificate,

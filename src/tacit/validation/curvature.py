@@ -1,4 +1,4 @@
-"""The ends of a Hessian's spectrum, dense or by Lanczos, and a probe for quadratics."""
+"""The smallest eigenvalue of a Hessian, dense or by Lanczos, and a test for quadratic functions."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,68 +8,86 @@ import torch
 from torch import Tensor
 
 from tacit.errors import InputError
-from tacit.validation.penalised import NoHessianError, Penalised
+from tacit.validation.penalised import NoHessianError, PenalisedObjective
 
-DENSE = 500
-"""Parameters up to which the Hessian is held whole."""
-ZERO = 5e3
-"""Eigenvalues within this many epsilons of the largest count as zero (1e-12 in float64) …"""
-SETTLED = 1e-9
-"""… or, by Lanczos, within this part of the largest."""
+DENSE_LIMIT = 500
+"""Largest number of parameters for which the Hessian is formed as a dense matrix."""
+ZERO_TOLERANCE = 5e3
+"""Eigenvalues below this many machine epsilons times the largest (1e-12 in float64) are zero."""
+LANCZOS_TOLERANCE = 1e-9
+"""With Lanczos, eigenvalues below this fraction of the largest are also zero."""
 
 Product = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True, eq=False)
-class Spectrum:
-    """The smallest eigenvalue of a symmetric matrix, and what counts as zero beside its largest."""
+class SmallestEigenvalue:
+    """The smallest eigenvalue of a symmetric matrix, and the level below which it counts as zero.
 
-    smallest: float
-    zero: float
+    Args:
+        value: the smallest eigenvalue.
+        zero_level: eigenvalues of at most this magnitude are indistinguishable from zero.
+        vectors: orthonormal eigenvectors, as columns, of the smallest eigenvalue and of those that
+            are equal to it up to rounding (Lanczos computes only one).
+        method: how it was computed.
+    """
+
+    value: float
+    zero_level: float
     vectors: Tensor
-    """Of the smallest eigenvalue, and of all that cannot be told from it."""
     method: Literal["dense", "Lanczos"]
 
 
-def spectrum(function: Penalised, theta: Tensor, generator: torch.Generator) -> Spectrum:
-    """Smallest eigenvalue of ∇²f(θ): by eigh up to 500 parameters, else by Lanczos on products."""
-    if len(theta) <= DENSE:
-        return dense_spectrum(function.hessian(theta), function.epsilon)
-    product = function.curvature(theta)
-    return lanczos_spectrum(product, len(theta), function.epsilon, generator)
+def smallest_eigenvalue(
+    function: PenalisedObjective, theta: Tensor, generator: torch.Generator
+) -> SmallestEigenvalue:
+    """Smallest eigenvalue of ∇²f(θ): dense up to 500 parameters, by Lanczos beyond."""
+    if len(theta) <= DENSE_LIMIT:
+        return smallest_dense(function.hessian(theta), function.epsilon)
+    return smallest_lanczos(function.hvp_at(theta), len(theta), function.epsilon, generator)
 
 
-def dense_spectrum(matrix: Tensor, epsilon: float) -> Spectrum:
-    """All eigenvalues are computed; exact to rounding.
+def smallest_dense(matrix: Tensor, epsilon: float) -> SmallestEigenvalue:
+    """Smallest eigenvalue of a dense symmetric matrix, exact to rounding.
 
-    Parameters of unequal scale spread a spectrum without making it singular: whether it is
-    positive definite is asked of the matrix with a unit diagonal, which has the same signs.
+    Parameters of very different scale spread the eigenvalues of H without making it singular.
+    Positive definiteness is therefore decided on D H D, with D diagonal so that the diagonal is
+    one: it has the same signs of eigenvalues as H (Sylvester's law of inertia). If D H D is
+    positive definite, the smallest eigenvalue is computed as 1/λ_max(H⁻¹), which is accurate
+    relative to itself, where eigh is accurate only relative to the largest eigenvalue.
     """
     values, vectors = torch.linalg.eigh(matrix)
     scale = unit_scale(matrix.diagonal().abs())
-    even = torch.linalg.eigvalsh(scale[:, None] * matrix * scale)
-    if float(even[0]) > ZERO * epsilon * float(even.abs().max()):
+    scaled_values = torch.linalg.eigvalsh(scale[:, None] * matrix * scale)
+    if float(scaled_values[0]) > ZERO_TOLERANCE * epsilon * float(scaled_values.abs().max()):
         inverse = scale[:, None] * torch.linalg.inv(scale[:, None] * matrix * scale) * scale
         smallest = 1 / float(torch.linalg.eigvalsh(inverse)[-1])
-        return Spectrum(smallest, 0.0, vectors[:, :1], "dense")
-    zero = ZERO * epsilon * float(values.abs().max())
-    return Spectrum(float(values[0]), zero, vectors[:, values <= values[0] + 2 * zero], "dense")
+        return SmallestEigenvalue(smallest, 0.0, vectors[:, :1], "dense")
+    zero_level = ZERO_TOLERANCE * epsilon * float(values.abs().max())
+    indistinguishable = values <= values[0] + 2 * zero_level
+    return SmallestEigenvalue(float(values[0]), zero_level, vectors[:, indistinguishable], "dense")
 
 
 def unit_scale(diagonal: Tensor) -> Tensor:
-    """Factors that bring a diagonal to one; one where it is zero."""
+    """The diagonal of D such that D H D has a unit diagonal; one where H's diagonal is zero."""
     return torch.where(diagonal > 0, diagonal, 1.0).rsqrt()
 
 
-def lanczos_spectrum(
+def smallest_lanczos(
     product: Product, size: int, epsilon: float, generator: torch.Generator
-) -> Spectrum:
-    """From products alone, first the largest in magnitude, then the smallest beside it."""
+) -> SmallestEigenvalue:
+    """Smallest eigenvalue from Hessian-vector products only.
+
+    The first run finds the largest magnitude m. The second finds the largest eigenvalue of
+    1.01 m I − H, which is 1.01 m − λ_min(H).
+    """
     from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigsh
 
     start = torch.randn(size, generator=generator, dtype=torch.float64).numpy()
 
-    def extreme(shift: float, sign: float, which: str, tolerance: float):
+    def extreme_eigenpair(shift: float, sign: float, which: str, tolerance: float):
+        """The eigenpair of shift·I + sign·H that `which` asks ARPACK for."""
+
         def apply(x):
             v = torch.from_numpy(x.reshape(-1).copy())
             return (shift * v + sign * product(v)).numpy()
@@ -86,36 +104,38 @@ def lanczos_spectrum(
         )
 
     try:
-        largest = float(abs(extreme(0.0, 1.0, "LM", 1e-4)[0][0])) or 1.0
+        largest = float(abs(extreme_eigenpair(0.0, 1.0, "LM", 1e-4)[0][0])) or 1.0
         # Shifted, so that the tolerance is relative to the largest and not to a μ near zero.
-        top, vector = extreme(1.01 * largest, -1.0, "LA", SETTLED / 10)
+        shifted, vector = extreme_eigenpair(1.01 * largest, -1.0, "LA", LANCZOS_TOLERANCE / 10)
     except ArpackNoConvergence as error:
         raise NoHessianError(
-            "Lanczos did not settle the smallest eigenvalue: too many lie close together. Take "
-            "uniqueness as not certified, or certify a smaller model."
+            "Lanczos did not converge to the smallest eigenvalue, because too many eigenvalues lie "
+            "close together. Treat uniqueness as not certified, or certify a smaller model."
         ) from error
-    zero = largest * max(ZERO * epsilon, SETTLED)
-    return Spectrum(1.01 * largest - float(top[0]), zero, torch.from_numpy(vector), "Lanczos")
+    zero_level = largest * max(ZERO_TOLERANCE * epsilon, LANCZOS_TOLERANCE)
+    value = 1.01 * largest - float(shifted[0])
+    return SmallestEigenvalue(value, zero_level, torch.from_numpy(vector), "Lanczos")
 
 
-def is_quadratic(function: Penalised, theta: Tensor, generator: torch.Generator) -> bool:
-    """Whether ∇f(θ + δ) = ∇f(θ) + ∇²f(θ)·δ, tried through the origin and far to two sides.
+def is_quadratic(function: PenalisedObjective, theta: Tensor, generator: torch.Generator) -> bool:
+    """Whether ∇f(θ + δ) = ∇f(θ) + ∇²f(θ)·δ at every displacement δ that is tried.
 
-    Through the origin, because that is where lasso-like penalties bend.
+    The displacements lead to the origin and its mirror image −θ, because lasso-like penalties
+    change their gradient there, and far away in two random directions.
     """
-    _, slope = function.value_and_gradient(theta)
-    product = function.curvature(theta)
-    far = 3 * max(float(theta.norm()), 1.0)
+    _, gradient = function.value_and_gradient(theta)
+    product = function.hvp_at(theta)
+    radius = 3 * max(float(theta.norm()), 1.0)
     noise = torch.randn(2, len(theta), generator=generator, dtype=torch.float64)
-    sides = noise / noise.norm(dim=1, keepdim=True)
-    probes = [reach * far * side for reach in (1, 1e3, 1e6) for side in sides]
-    for move in (-theta, -2 * theta, *probes):
+    directions = noise / noise.norm(dim=1, keepdim=True)
+    far = [factor * radius * direction for factor in (1, 1e3, 1e6) for direction in directions]
+    for displacement in (-theta, -2 * theta, *far):
         try:
-            there = function.value_and_gradient(theta + move)[1]
-        except InputError:  # it overflows there, as no quadratic would
+            displaced = function.value_and_gradient(theta + displacement)[1]
+        except InputError:  # f overflows there, which no quadratic would
             return False
-        expected = product(move)
-        size = float(slope.norm() + there.norm() + expected.norm())
-        if float((there - slope - expected).norm()) > function.epsilon**0.6 * size:
+        change = product(displacement)
+        size = float(gradient.norm() + displaced.norm() + change.norm())
+        if float((displaced - gradient - change).norm()) > function.epsilon**0.6 * size:
             return False
     return True

@@ -1,4 +1,4 @@
-"""The built-in trainer: L-BFGS in float64, then Newton steps where the Hessian can be held."""
+"""The built-in trainer: L-BFGS in float64, then Newton steps where the Hessian fits in memory."""
 
 from dataclasses import dataclass
 
@@ -6,19 +6,20 @@ import torch
 from torch import Tensor
 
 from tacit.errors import InputError
-from tacit.validation.curvature import DENSE, ZERO
-from tacit.validation.penalised import NoHessianError, Penalised
+from tacit.validation.curvature import DENSE_LIMIT, ZERO_TOLERANCE
+from tacit.validation.penalised import NoHessianError, PenalisedObjective
 
-FAR = 1e8
-"""Weights this many times beyond where they started have left for infinity."""
-EVALUATIONS = 5000
-"""Of f, in all runs of L-BFGS together; a loss that needs more has no optimum worth the name."""
-ESCAPES = 3
-STEPS = 20
+DIVERGED = 1e8
+"""Minimisation has diverged once ‖θ‖ exceeds this many times 1 + ‖start‖."""
+MAX_EVALUATIONS = 5000
+"""Evaluations of f in all L-BFGS runs together."""
+MAX_ESCAPES = 3
+"""How often a saddle is left before minimisation stops."""
+MAX_NEWTON_STEPS = 20
 
 
-class _LeftError(Exception):
-    """Minimisation left for infinity, or for where the loss is not finite."""
+class _DivergedError(Exception):
+    """Minimisation went to infinity, or to where the loss is not finite."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,85 +27,108 @@ class Minimum:
     """Where minimisation ended."""
 
     theta: Tensor
-    slope: Tensor
+    gradient: Tensor
+    """∇f(θ)."""
     bounded: bool = True
-    """False where f fell on and on, so that the end is arbitrary."""
+    """False where minimisation diverged; `theta` is then arbitrary."""
 
 
-def minimise(function: Penalised, start: Tensor) -> Minimum:
-    """A local minimum of f from a start, to rounding where p ≤ 500.
+def minimise(function: PenalisedObjective, start: Tensor) -> Minimum:
+    """A local minimum of f, exact to rounding for up to 500 parameters.
 
-    L-BFGS is restarted until ‖∇f‖ stops falling; Newton then takes what is left. A saddle, where
-    L-BFGS may rest if it starts there, is left along its most negative curvature.
+    L-BFGS is restarted until ‖∇f‖ stops decreasing, then Newton steps reduce ‖∇f‖ to rounding.
+    Where the Hessian has a negative eigenvalue (a saddle, at which L-BFGS can stop if it starts
+    there), minimisation continues along that eigenvector.
     """
-    theta, left = start, EVALUATIONS
-    for escapes in range(ESCAPES + 1):
+    theta, evaluations = start, MAX_EVALUATIONS
+    for escapes in range(MAX_ESCAPES + 1):
         try:
-            limit = FAR * (1 + float(start.norm()))
-            theta, left = _descend(function, theta, limit=limit, left=left)
-        except _LeftError:
+            max_norm = DIVERGED * (1 + float(start.norm()))
+            theta, evaluations = _lbfgs(function, theta, max_norm=max_norm, evaluations=evaluations)
+        except _DivergedError:
             return Minimum(theta, torch.full_like(theta, torch.inf), bounded=False)
-        if len(theta) > DENSE:
+        if len(theta) > DENSE_LIMIT:
             break
         try:
-            theta, downhill = _polish(function, theta)
+            theta, descent_direction = _newton(function, theta)
         except NoHessianError:
             break
-        if downhill is None or escapes == ESCAPES or left <= 0:
+        if descent_direction is None or escapes == MAX_ESCAPES or evaluations <= 0:
             break
-        theta = theta + 1e-3 * max(float(theta.norm()), 1.0) * downhill
+        theta = theta + 1e-3 * max(float(theta.norm()), 1.0) * descent_direction
     return Minimum(theta, function.value_and_gradient(theta)[1])
 
 
-def _descend(function: Penalised, theta: Tensor, *, limit: float, left: int) -> tuple[Tensor, int]:
-    """L-BFGS until ‖∇f‖ stops falling, and how many evaluations are left."""
+def _lbfgs(
+    function: PenalisedObjective, theta: Tensor, *, max_norm: float, evaluations: int
+) -> tuple[Tensor, int]:
+    """L-BFGS until ‖∇f‖ stops decreasing.
+
+    Args:
+        function: f.
+        theta: where to start.
+        max_norm: minimisation has diverged once ‖θ‖ exceeds this.
+        evaluations: how many evaluations of f are allowed.
+
+    Returns:
+        The end point, and the number of evaluations that were not used.
+    """
     from scipy.optimize import minimize
 
-    value, slope = function.value_and_gradient(theta)
+    value, gradient = function.value_and_gradient(theta)
 
-    def both(x):
-        if not float(torch.from_numpy(x).norm()) <= limit:
-            raise _LeftError
+    def value_and_gradient(x):
+        if not float(torch.from_numpy(x).norm()) <= max_norm:
+            raise _DivergedError
         try:
             f, g = function.value_and_gradient(torch.from_numpy(x.copy()))
         except InputError as error:
-            raise _LeftError from error
+            raise _DivergedError from error
         return f, g.numpy()
 
     # A long history: on ill-conditioned losses thirty pairs take thirty times as many steps.
     history = min(len(theta), 100)
-    options = {"maxcor": history, "maxiter": EVALUATIONS, "gtol": 0.0, "ftol": 0.0}
-    while left > 0:
-        options["maxfun"] = left
-        found = minimize(both, theta.numpy(), jac=True, method="L-BFGS-B", options=options)
-        left -= found.nfev
-        ahead = torch.from_numpy(found.x.copy())
-        lower, flatter = function.value_and_gradient(ahead)
-        if not (lower < value or flatter.norm() < slope.norm()):
+    options = {"maxcor": history, "maxiter": MAX_EVALUATIONS, "gtol": 0.0, "ftol": 0.0}
+    while evaluations > 0:
+        options["maxfun"] = evaluations
+        outcome = minimize(
+            value_and_gradient, theta.numpy(), jac=True, method="L-BFGS-B", options=options
+        )
+        evaluations -= outcome.nfev
+        new_theta = torch.from_numpy(outcome.x.copy())
+        new_value, new_gradient = function.value_and_gradient(new_theta)
+        if not (new_value < value or new_gradient.norm() < gradient.norm()):
             break
-        settled = flatter.norm() > slope.norm() / 2 and lower >= value - 1e-12 * abs(value)
-        theta, value, slope = ahead, lower, flatter
-        if settled:
+        converged = new_gradient.norm() > gradient.norm() / 2 and new_value >= value - 1e-12 * abs(
+            value
+        )
+        theta, value, gradient = new_theta, new_value, new_gradient
+        if converged:
             break
-    return theta, left
+    return theta, evaluations
 
 
-def _polish(function: Penalised, theta: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Newton on ∇f = 0, as long as ‖∇f‖ falls; and a direction of negative curvature, if any."""
-    slope = function.value_and_gradient(theta)[1]
-    for _ in range(STEPS):
+def _newton(function: PenalisedObjective, theta: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Newton's method on ∇f = 0 as long as ‖∇f‖ decreases.
+
+    Returns:
+        The end point, and an eigenvector of negative curvature that does not point uphill; None
+        where the Hessian has no negative eigenvalue.
+    """
+    gradient = function.value_and_gradient(theta)[1]
+    for _ in range(MAX_NEWTON_STEPS):
         values, vectors = torch.linalg.eigh(function.hessian(theta))
-        zero = ZERO * function.epsilon * float(values.abs().max())
-        if float(values[0]) < -zero:
-            side = -1.0 if float(vectors[:, 0] @ slope) > 0 else 1.0
-            return theta, side * vectors[:, 0]
-        bent = values > zero
-        step = vectors[:, bent] @ ((vectors[:, bent].T @ slope) / values[bent])
-        for shrink in (1.0, 0.5, 0.1):
-            ahead = theta - shrink * step
-            flatter = function.value_and_gradient(ahead)[1]
-            if flatter.norm() < slope.norm():
-                theta, slope = ahead, flatter
+        zero_level = ZERO_TOLERANCE * function.epsilon * float(values.abs().max())
+        if float(values[0]) < -zero_level:
+            sign = -1.0 if float(vectors[:, 0] @ gradient) > 0 else 1.0
+            return theta, sign * vectors[:, 0]
+        curved = values > zero_level
+        step = vectors[:, curved] @ ((vectors[:, curved].T @ gradient) / values[curved])
+        for fraction in (1.0, 0.5, 0.1):
+            new_theta = theta - fraction * step
+            new_gradient = function.value_and_gradient(new_theta)[1]
+            if new_gradient.norm() < gradient.norm():
+                theta, gradient = new_theta, new_gradient
                 break
         else:
             break

@@ -1,4 +1,4 @@
-"""L + R as one function: the penalty that a fit amounts to, and the objective with it added."""
+"""The penalised objective f = L + R: the penalty R that a fit describes, and f with derivatives."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +22,7 @@ Penalty = Callable[[Params], Tensor]
 
 
 class NoHessianError(InputError):
-    """A penalty or a point that has no second derivative to speak of."""
+    """The penalised objective has no Hessian, or its Hessian could not be analysed."""
 
 
 def penalty(
@@ -30,8 +30,9 @@ def penalty(
 ) -> Penalty:
     """R(θ) = Σ λ_j R_j(θ) as a differentiable function, to be added to a loss.
 
-    Of a Fit, the strengths it found and those of its known penalties are taken, so known penalties
-    must be among the regularizers too. Trap: R belongs to the *mean* loss over all examples.
+    From a Fit, both the estimated strengths and those of its known penalties are used, so the
+    regularizers must include the known penalties. Trap: R belongs to the *mean* loss over all
+    examples; multiply R by the number of examples before adding it to a summed loss.
 
     >>> import tacit
     >>> ridge = penalty([tacit.l2()], {"l2": 0.5})
@@ -39,58 +40,62 @@ def penalty(
     tensor(5.)
     """
     candidates = check_candidates(regularizers, None)
-    wanted = all_strengths(strengths)
-    held: dict[tuple[str, ...], list[Tensor]] = {}
+    strength_of = strengths_by_name(strengths)
+    # Column names depend on the parameters' names, so the strengths are matched at the first call.
+    vectors_of: dict[tuple[str, ...], list[Tensor]] = {}
 
     def value(params: Params) -> Tensor:
         names = tuple(params)
-        if names not in held:
+        if names not in vectors_of:
             bound = candidates.bind(params)
-            _check_names(wanted, bound.columns.names)
-            vector = torch.tensor([wanted[n] for n in bound.columns.names], dtype=torch.float64)
-            held[names] = list(vector.split([family.size for family in bound.families]))
-        pairs = zip(candidates.estimated, held[names], strict=True)
-        parts = [(r.value(params), own) for r, own in pairs]
-        return torch.stack([(own.to(values) * values).sum() for values, own in parts]).sum()
+            columns = bound.columns.names
+            _check_names(strength_of, columns)
+            vector = torch.tensor([strength_of[c] for c in columns], dtype=torch.float64)
+            vectors_of[names] = list(vector.split([family.size for family in bound.families]))
+        terms = []
+        for regularizer, vector in zip(candidates.estimated, vectors_of[names], strict=True):
+            values = regularizer.value(params)
+            terms.append((vector.to(values) * values).sum())
+        return torch.stack(terms).sum()
 
     return value
 
 
 def no_penalty(params: Params) -> Tensor:
-    """Zero, with a gradient of zero: what the control is trained with."""
+    """Zero with a zero gradient: the penalty of a control without known penalties."""
     return (0 * next(iter(params.values()))).sum()
 
 
-def all_strengths(given: Fit | Mapping[str, float]) -> dict[str, float]:
-    """Every strength by its column's name, those of a fit's known penalties included."""
-    if isinstance(given, Fit):
-        known = known_strengths(given)
-        both = known.keys() & given.strengths.keys()
-        if both:
+def strengths_by_name(strengths: Fit | Mapping[str, float]) -> dict[str, float]:
+    """Every strength by its column's name, including those of a fit's known penalties."""
+    if isinstance(strengths, Fit):
+        known = known_strengths(strengths)
+        ambiguous = known.keys() & strengths.strengths.keys()
+        if ambiguous:
             raise InputError(
-                f"{shorten(sorted(both))} is both estimated and known in this fit, so its strength "
-                "is ambiguous: give the known penalty a name of its own with name=."
+                f"{shorten(sorted(ambiguous))} is both estimated and known in this fit, so its "
+                "strength is ambiguous: give the known penalty a different name with name=."
             )
-        return {**given.strengths, **known}
-    if not isinstance(given, Mapping):
+        return {**strengths.strengths, **known}
+    if not isinstance(strengths, Mapping):
         raise InputError(
-            f"strengths is a {type(given).__name__}: pass a tacit.Fit, or a dictionary from name "
-            "to strength, as in {'l2': 1e-3}."
+            f"strengths is a {type(strengths).__name__}: pass a tacit.Fit, or a dictionary from "
+            "name to strength, as in {'l2': 1e-3}."
         )
-    for name, strength in given.items():
-        number = isinstance(strength, Real) and not isinstance(strength, bool)
-        if not number or not math.isfinite(strength):
+    for name, strength in strengths.items():
+        is_number = isinstance(strength, Real) and not isinstance(strength, bool)
+        if not is_number or not math.isfinite(strength):
             raise InputError(f"the strength of {name!r} is {strength!r}: pass a finite number.")
-    return {name: float(strength) for name, strength in given.items()}
+    return {name: float(strength) for name, strength in strengths.items()}
 
 
 def known_strengths(fit: Fit) -> dict[str, float]:
-    """Penalties that training did apply, as the fit's equations have them."""
+    """Strengths of the fit's known penalties, by name."""
     first = dict(fit.sources[0].known)
     if any(dict(source.known) != first for source in fit.sources):
         raise InputError(
-            "the stacked equations of this fit have different known penalties, so there is no one "
-            "penalty to retrain with: pass the strengths as a dictionary instead."
+            "the stacked equations of this fit have different known penalties, so no single "
+            "penalty describes them: pass the strengths as a dictionary instead."
         )
     return first
 
@@ -100,17 +105,17 @@ def _check_names(strengths: Mapping[str, float], columns: Sequence[str]) -> None
     unknown = [n for n in strengths if n not in set(columns)]
     if missing or unknown:
         raise InputError(
-            f"strengths and regularizers differ: no strength for {shorten(missing) or 'none'}; no "
-            f"regularizer for {shorten(unknown) or 'none'}. Pass the regularizers that the fit was "
-            "made with, its known penalties included."
+            "the names of strengths and regularizers differ: no strength for "
+            f"{shorten(missing) or 'none'}; no regularizer for {shorten(unknown) or 'none'}. Pass "
+            "the regularizers that the fit was made with, including its known penalties."
         )
 
 
 @dataclass(frozen=True, eq=False)
-class Penalised:
-    """f = L + R as a function of one float64 vector on the CPU, with two derivatives.
+class PenalisedObjective:
+    """f = L + R as a function of one float64 vector θ on the CPU, with two derivatives.
 
-    Trap: L is evaluated in the model's own dtype, so in float32 f has seven digits.
+    Trap: L is evaluated in the model's dtype, so for a float32 model f has only seven digits.
     """
 
     objective: Objective
@@ -118,105 +123,120 @@ class Penalised:
 
     @property
     def epsilon(self) -> float:
-        """Relative precision of the model's dtype."""
+        """Machine epsilon of the model's dtype."""
         return max(torch.finfo(p.dtype).eps for p in self.objective.params.values())
 
-    def flat(self, params: Mapping[str, Tensor]) -> Tensor:
+    def flatten(self, params: Mapping[str, Tensor]) -> Tensor:
         """Parameters as one vector, copied."""
         return torch.cat(
             [to_float64(params[n].detach()).cpu().flatten() for n in self.objective.params]
         )
 
-    def unflat(self, vector: Tensor) -> Params:
-        """The vector as parameters, in float64, on the model's device where it has float64."""
-        own = self.objective.params
-        parts = zip(own.items(), vector.split([p.numel() for p in own.values()]), strict=True)
+    def unflatten(self, theta: Tensor) -> Params:
+        """The vector as parameters in float64, on the model's device if that supports float64."""
+        params = self.objective.params
+        parts = theta.split([p.numel() for p in params.values()])
         return {
             n: part.reshape(p.shape).to("cpu" if p.device.type == "mps" else p.device)
-            for (n, p), part in parts
+            for (n, p), part in zip(params.items(), parts, strict=True)
         }
 
-    def value_and_gradient(self, vector: Tensor) -> tuple[float, Tensor]:
-        """The value f and ∇f."""
-        params = self.unflat(vector)
-        value, slope = self.objective.value_and_gradient(params)
+    def value_and_gradient(self, theta: Tensor) -> tuple[float, Tensor]:
+        """f(θ) and ∇f(θ)."""
+        params = self.unflatten(theta)
+        loss, loss_gradient = self.objective.value_and_gradient(params)
         leaves = derivatives.leaves(params)
         with torch.enable_grad():
-            added = self.penalty(leaves)
-            own = torch.autograd.grad(
-                added, list(leaves.values()), allow_unused=True, materialize_grads=True
+            penalty = self.penalty(leaves)
+            gradients = torch.autograd.grad(
+                penalty, list(leaves.values()), allow_unused=True, materialize_grads=True
             )
-        forces = dict(zip(leaves, own, strict=True))
-        return value + float(added.detach()), self.flat(slope) + self.flat(forces)
+        penalty_gradient = dict(zip(leaves, gradients, strict=True))
+        return (
+            loss + float(penalty.detach()),
+            self.flatten(loss_gradient) + self.flatten(penalty_gradient),
+        )
 
-    def curvature(self, vector: Tensor) -> Callable[[Tensor], Tensor]:
-        """Products of ∇²f with directions; the penalty's graph is built once.
+    def hvp_at(self, theta: Tensor) -> Callable[[Tensor], Tensor]:
+        """The function v ↦ ∇²f(θ)·v; the graph of the penalty's gradient is built only once.
 
-        Refused where the penalty can be differentiated only once, as gradient_norm can.
+        Raises NoHessianError for a penalty that can be differentiated only once (gradient_norm).
         """
-        params = self.unflat(vector)
+        params = self.unflatten(theta)
         leaves = derivatives.leaves(params)
         tensors = list(leaves.values())
-        # A function that can be differentiated only once leaves its mark in the second graph
-        # where the gradient that flows into it has a graph; else it would pass for linear.
+        # A function that can be differentiated only once puts an error node into the graph of its
+        # gradient if the incoming gradient requires a graph too; otherwise it would look linear.
+        # The factor `one` makes the incoming gradient require one.
         one = torch.ones((), dtype=torch.float64, requires_grad=True)
         with torch.enable_grad():
-            added = self.penalty(leaves)
-            first = torch.autograd.grad(
-                added * one.to(added.device), tensors, create_graph=True, allow_unused=True
+            penalty = self.penalty(leaves)
+            gradients = torch.autograd.grad(
+                penalty * one.to(penalty.device), tensors, create_graph=True, allow_unused=True
             )
-        _check_twice([g.grad_fn for g in first if g is not None])
-        bent = [(i, g) for i, g in enumerate(first) if g is not None and g.requires_grad]
+        _check_twice_differentiable([g.grad_fn for g in gradients if g is not None])
+        curved = [(i, g) for i, g in enumerate(gradients) if g is not None and g.requires_grad]
 
         def product(direction: Tensor) -> Tensor:
-            along = self.unflat(direction)
-            total = self.flat(self.objective.hvp(along, params))
-            if not bent:  # R is constant
-                return total
-            towards = list(along.values())
-            own = _twice([g for _, g in bent], tensors, [towards[i] for i, _ in bent])
-            return total + self.flat(dict(zip(leaves, own, strict=True)))
+            along = self.unflatten(direction)
+            loss_product = self.flatten(self.objective.hvp(along, params))
+            if not curved:  # R is constant
+                return loss_product
+            parts = list(along.values())
+            penalty_product = _penalty_hvp(
+                [g for _, g in curved], tensors, [parts[i] for i, _ in curved]
+            )
+            return loss_product + self.flatten(dict(zip(leaves, penalty_product, strict=True)))
 
         return product
 
-    def hessian(self, vector: Tensor) -> Tensor:
-        """∇²f whole, a product a column."""
-        product = self.curvature(vector)
-        matrix = torch.stack([product(row) for row in torch.eye(len(vector), dtype=torch.float64)])
+    def hessian(self, theta: Tensor) -> Tensor:
+        """∇²f(θ) as a dense matrix, by one Hessian-vector product per column."""
+        product = self.hvp_at(theta)
+        matrix = torch.stack([product(row) for row in torch.eye(len(theta), dtype=torch.float64)])
         return (matrix + matrix.T) / 2
 
 
-def _check_twice(nodes: list[Any]) -> None:
-    """Refuse a graph with a node that stands for "no second derivative"."""
-    seen = set()
+def _check_twice_differentiable(nodes: list[Any]) -> None:
+    """Raise NoHessianError if the graph contains the node autograd uses for a missing derivative.
+
+    Trap: `nodes` is used as a stack and emptied.
+    """
+    visited = set()
     while nodes:
         node = nodes.pop()
-        if node is None or node in seen:
+        if node is None or node in visited:
             continue
-        seen.add(node)
+        visited.add(node)
         if node.name() == "torch::autograd::Error":
             raise NoHessianError(
-                "the penalty has no Hessian: a regularizer can be differentiated only once, as "
-                "gradient_norm can. Certify without it, with the other strengths as they are."
+                "the penalty has no Hessian: one of the regularizers can be differentiated only "
+                "once, as gradient_norm can. Certify without that regularizer, leaving the other "
+                "strengths unchanged."
             )
         nodes += [following for following, _ in node.next_functions]
 
 
-def _twice(outputs: list[Tensor], leaves: list[Tensor], along: list[Tensor]) -> Sequence[Tensor]:
+def _penalty_hvp(
+    gradients: list[Tensor], leaves: list[Tensor], direction: list[Tensor]
+) -> Sequence[Tensor]:
+    """∇²R·v by differentiating ⟨∇R, v⟩."""
     try:
         parts = torch.autograd.grad(
-            outputs, leaves, along, retain_graph=True, allow_unused=True, materialize_grads=True
-        )
+            gradients, leaves, direction,
+            retain_graph=True, allow_unused=True, materialize_grads=True,
+        )  # fmt: skip
     except RuntimeError as error:
         if "derivative" not in str(error) and "differentiate twice" not in str(error):
             raise
         raise NoHessianError(
             f"the penalty has no Hessian: an operator lacks its second derivative: {error}. "
-            "Certify without that regularizer, with the other strengths as they are."
+            "Certify without that regularizer, leaving the other strengths unchanged."
         ) from error
     if not all(torch.isfinite(part).all() for part in parts):
         raise NoHessianError(
-            "the penalty's Hessian is not finite here: a norm of zeros, or a matrix with equal "
-            "singular values. Evaluate where it is smooth, or use a smooth penalty."
+            "the penalty's Hessian is not finite at these weights: the norm of a zero vector, or a "
+            "matrix with equal singular values. Evaluate where the penalty is smooth, or use a "
+            "smooth penalty."
         )
     return parts

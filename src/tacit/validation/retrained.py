@@ -1,4 +1,4 @@
-"""A retrained model beside the original: weights, predictions, loss."""
+"""A retrained model compared with the original: weights, predictions, loss."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -8,95 +8,106 @@ from typing import Any
 from torch import Tensor
 
 from tacit.objective.params import Params
-from tacit.validation.penalised import Penalised
+from tacit.validation.penalised import PenalisedObjective
 
 
 @dataclass(frozen=True)
 class Retrained:
-    """One retrained model θ beside the original θ̂; infinite where training had no end."""
+    """One retrained model θ compared with the original θ̂; infinite where training diverged."""
 
     distance: float
     """‖θ − θ̂‖."""
     relative_distance: float
     """‖θ − θ̂‖ / ‖θ̂‖."""
     cosine: float
-    """Between the two weights."""
+    """Cosine of the angle between θ and θ̂."""
     prediction_error: float | None
     """‖f(θ) − f(θ̂)‖ / ‖f(θ̂)‖ on the training data; None where predictions are labels."""
     agreement: float | None
-    """Part of the predicted classes that agree; None where nothing is classified."""
+    """Fraction of predicted classes that agree; None where the model is not a classifier."""
     loss_difference: float
     """L(θ) − L(θ̂)."""
-    stationarity: float
-    """‖∇(L+R)(θ)‖ that training reached."""
+    final_gradient_norm: float
+    """‖∇(L+R)(θ)‖ at the end of training."""
 
 
-def compare(
-    functions: Sequence[Penalised],
+def compare_with_original(
+    functions: Sequence[PenalisedObjective],
     original: Params,
-    ends: Sequence[Params | None],
+    end_points: Sequence[Params | None],
     outputs: Callable[[Params], Tensor] | None,
 ) -> list[Retrained]:
-    """Every end of training beside the original, each under its own function."""
+    """Compare each retrained model with the original.
+
+    Args:
+        functions: the penalised objective that each model was trained on.
+        original: θ̂.
+        end_points: the retrained weights, one entry per function; None where training diverged.
+        outputs: predictions as a function of params; by default the objective's predictions.
+    """
     objective = functions[0].objective
-    points = [original, *(end for end in ends if end is not None)]
+    points = [original, *(end for end in end_points if end is not None)]
     if outputs is None:
-        predicted, target = objective.predictions(*points)
+        predictions, target = objective.predictions(*points)
     else:
-        predicted, target = [outputs(objective.point(p)).detach() for p in points], None
-    theta, loss = functions[0].flat(original), objective.value(original)
-    wanted, *others = predicted
-    found = iter(others)
-    compared = []
-    for function, end in zip(functions, ends, strict=True):
+        predictions, target = [outputs(objective.point(p)).detach() for p in points], None
+    original_theta, original_loss = functions[0].flatten(original), objective.value(original)
+    original_predictions, *retrained_predictions = predictions
+    remaining_predictions = iter(retrained_predictions)
+    comparisons = []
+    for function, end in zip(functions, end_points, strict=True):
         if end is None:
-            compared.append(_endless())
+            comparisons.append(_diverged())
             continue
-        weights = function.flat(end)
-        away, got = float((weights - theta).norm()), next(found)
-        compared.append(
+        theta = function.flatten(end)
+        distance = float((theta - original_theta).norm())
+        prediction = next(remaining_predictions)
+        comparisons.append(
             Retrained(
-                distance=away,
-                relative_distance=over(away, float(theta.norm())),
-                cosine=over(float(weights @ theta), float(weights.norm() * theta.norm())),
-                prediction_error=_relative_error(got, wanted),
-                agreement=_agreement(got, wanted, target),
-                loss_difference=objective.value(end) - loss,
-                stationarity=float(function.value_and_gradient(weights)[1].norm()),
+                distance=distance,
+                relative_distance=ratio(distance, float(original_theta.norm())),
+                cosine=ratio(
+                    float(theta @ original_theta), float(theta.norm() * original_theta.norm())
+                ),
+                prediction_error=_relative_error(prediction, original_predictions),
+                agreement=_agreement(prediction, original_predictions, target),
+                loss_difference=objective.value(end) - original_loss,
+                final_gradient_norm=float(function.value_and_gradient(theta)[1].norm()),
             )
         )
-    return compared
+    return comparisons
 
 
-def _endless() -> Retrained:
+def _diverged() -> Retrained:
     inf = math.inf
     return Retrained(inf, inf, math.nan, inf, None, inf, inf)
 
 
-def _relative_error(got: Tensor, wanted: Tensor) -> float | None:
-    if not wanted.is_floating_point():
+def _relative_error(prediction: Tensor, original: Tensor) -> float | None:
+    if not original.is_floating_point():
         return None
-    got, wanted = got.cpu().double(), wanted.cpu().double()
-    return over(float((got - wanted).norm()), float(wanted.norm()))
+    prediction, original = prediction.cpu().double(), original.cpu().double()
+    return ratio(float((prediction - original).norm()), float(original.norm()))
 
 
-def _agreement(got: Tensor, wanted: Tensor, target: Any) -> float | None:
-    """Of labels; or of the largest output where targets are classes, along dimension 1."""
-    if wanted.is_floating_point():
-        classes = isinstance(target, Tensor) and not target.is_floating_point()
-        if not classes or wanted.ndim != target.ndim + 1 or wanted.shape[2:] != target.shape[1:]:
+def _agreement(prediction: Tensor, original: Tensor, target: Any) -> float | None:
+    """Agreement of labels, or of the argmax along dimension 1 where the targets are classes."""
+    if original.is_floating_point():
+        if not isinstance(target, Tensor) or target.is_floating_point():
             return None
-        got, wanted = got.argmax(1), wanted.argmax(1)
-    return float((got == wanted).double().mean())
+        if original.ndim != target.ndim + 1 or original.shape[2:] != target.shape[1:]:
+            return None
+        prediction, original = prediction.argmax(1), original.argmax(1)
+    return float((prediction == original).double().mean())
 
 
-def apart(model: Retrained) -> float:
-    """How far predictions are from the original's: relative error, else disagreement."""
+def prediction_distance(model: Retrained) -> float:
+    """How far predictions are from the original's: their relative error, or else 1 − agreement."""
     if model.prediction_error is not None:
         return model.prediction_error
     return math.inf if model.agreement is None else 1 - model.agreement
 
 
-def over(part: float, whole: float) -> float:
-    """A ratio, not a number where there is nothing to compare with."""
-    return part / whole if whole else math.nan
+def ratio(numerator: float, denominator: float) -> float:
+    """A quotient, NaN where the denominator is zero."""
+    return numerator / denominator if denominator else math.nan

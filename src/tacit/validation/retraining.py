@@ -1,9 +1,9 @@
-"""Validation by retraining: does the estimated penalty bring the trained model back?"""
+"""Validation by retraining: does the estimated penalty reproduce the trained model?"""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -19,45 +19,52 @@ from tacit.validation.certificate import Certificate, certify
 from tacit.validation.minimising import minimise
 from tacit.validation.penalised import (
     NoHessianError,
-    Penalised,
+    PenalisedObjective,
     Penalty,
-    all_strengths,
     known_strengths,
     no_penalty,
     penalty,
+    strengths_by_name,
 )
-from tacit.validation.retrained import Retrained, apart, compare, over
-from tacit.validation.summary import doubts, summary
+from tacit.validation.retrained import (
+    Retrained,
+    compare_with_original,
+    prediction_distance,
+    ratio,
+)
+from tacit.validation.summary import format_summary, validation_problems
 
 Train = Callable[[Penalty], Mapping[str, Tensor]]
-"""A training loop: minimises loss + penalty(params), returns the weights."""
+"""A training loop: minimises loss + penalty(params) and returns the weights."""
 
 
 @dataclass(frozen=True)
 class Validation:
-    """How much of the original effect retraining recovered, and every reason to doubt it."""
+    """How much of the technique's effect retraining recovered, and the problems of the test."""
 
     strengths: Mapping[str, float]
     penalised: Retrained
-    """Trained on L + R(·, Λ̂)."""
+    """The model trained on L + R(·, Λ̂)."""
     control: Retrained
-    """Trained on L alone (with the penalties that were known)."""
+    """The model trained on L, with only the known penalties."""
     recovered: float
-    """1 − ‖θ_penalised − θ̂‖ / ‖θ_control − θ̂‖: 1 is all, 0 no better than the control."""
+    """1 − ‖θ_penalised − θ̂‖ / ‖θ_control − θ̂‖: 1 is full recovery, 0 none."""
     recovered_predictions: float
-    """The same in predictions."""
+    """The same for predictions."""
     loss: float
     """L(θ̂)."""
     trainer: str
+    """What retrained the models, in words."""
     certificate: Certificate | None
+    """None where f has no Hessian; a problem then says why."""
     problems: tuple[Problem, ...]
 
     def summary(self) -> str:
-        """Both models beside each other, the certificate and the doubts, ready to print."""
-        return summary(self)
+        """Table of both models, the certificate and the problems, ready to print."""
+        return format_summary(self)
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as plain values, ready for JSON; what is not finite becomes None."""
+        """Everything as plain values, ready for JSON; values that are not finite become None."""
         return jsonable(asdict(self))
 
     def __str__(self) -> str:
@@ -75,63 +82,72 @@ def validate(
     params: Mapping[str, Tensor] | None = None,
     outputs: Callable[[Params], Tensor] | None = None,
 ) -> Validation:
-    """Drop the technique, retrain on L + R(·, Λ̂), and compare with the original and a control.
+    """Retrain without the technique on L + R(·, Λ̂), and compare with the original and a control.
 
-    recovered = 1 − ‖θ_penalised − θ̂‖ / ‖θ_control − θ̂‖, and the same for predictions. The built-in
-    trainer is L-BFGS in float64, finished by Newton steps up to 500 parameters. Trap: without
-    `start` it begins at θ̂ itself, which tests local recovery only; pass the initialisation that
-    training had. A loss with many minimisers (p > n) makes the control depend on its start.
+    The control is retrained without the estimated penalty. The result is
+    recovered = 1 − ‖θ_penalised − θ̂‖ / ‖θ_control − θ̂‖, and the same for predictions.
+    The built-in trainer is L-BFGS in float64, followed by Newton steps for up to 500 parameters.
+
+    Trap: without `start` the built-in trainer starts at the model's current parameters, usually θ̂
+    itself, which tests only local recovery; pass the initialisation of the original training.
+    Trap: if the loss has many minimisers (p > n), the control depends on where it starts.
 
     Args:
-        fit: what was estimated, or strengths by name.
+        fit: the estimate, or strengths by name.
         objective: the loss without the technique and without any penalty.
-        regularizers: those of the fit; its known penalties too, which the control keeps.
-        train: your loop, train(penalty) -> params, that minimises loss + penalty(params). It is
-            called twice; for the control the penalty is zero. The model is put back after each.
-        start: where the built-in trainer begins; by default the model's current parameters.
-        params: θ̂; by default the model's parameters as they are.
-        outputs: predictions as a function of params, where the objective cannot make them; labels
-            (integers) are compared by agreement.
+        regularizers: those of the fit, including its known penalties, which the control retains.
+        train: your training loop, train(penalty) -> params, which minimises loss + penalty(params).
+            It is called twice; for the control the penalty is zero unless there are known ones.
+            The model's state is restored after each call.
+        start: where the built-in trainer starts; by default the model's current parameters.
+        params: θ̂; by default the model's current parameters.
+        outputs: predictions as a function of params, for objectives that cannot compute them.
+            Integer outputs are labels and are compared by agreement.
     """
-    _check(fit, objective, train, start)
-    strengths = all_strengths(fit)
+    _check_arguments(fit, objective, train, start)
+    strengths = strengths_by_name(fit)
     original = {n: p.clone() for n, p in objective.point(params).items()}
-    begin = {n: p.clone() for n, p in objective.point(start, what="start").items()}
-    penalised = Penalised(objective, penalty(regularizers, strengths))
-    control = Penalised(objective, _control(fit, regularizers))
-    penalised.penalty(original)  # names that do not match are refused before any training,
-    compare([penalised], original, [original], outputs)  # and so are outputs
-    ends = [_retrain(function, begin, train) for function in (penalised, control)]
-    compared = compare((penalised, control), original, ends, outputs)
-    certificate, missing = None, ""
+    initial = {n: p.clone() for n, p in objective.point(start, what="start").items()}
+    penalised = PenalisedObjective(objective, penalty(regularizers, strengths))
+    control = PenalisedObjective(objective, _control_penalty(fit, regularizers))
+    # Reject wrong names and outputs before any training.
+    penalised.penalty(original)
+    compare_with_original([penalised], original, [original], outputs)
+    end_points = [_retrain(function, initial, train) for function in (penalised, control)]
+    penalised_model, control_model = compare_with_original(
+        (penalised, control), original, end_points, outputs
+    )
+    certificate, no_hessian = None, ""
     try:
         certificate = certify(objective, regularizers, strengths, params=original)
     except NoHessianError as error:
-        missing = str(error)
-    first, second = compared
-    result = Validation(
+        no_hessian = str(error)
+    validation = Validation(
         strengths=strengths,
-        penalised=first,
-        control=second,
-        recovered=_recovered(first.distance, second.distance),
-        recovered_predictions=_recovered(apart(first), apart(second)),
+        penalised=penalised_model,
+        control=control_model,
+        recovered=_recovered(penalised_model.distance, control_model.distance),
+        recovered_predictions=_recovered(
+            prediction_distance(penalised_model), prediction_distance(control_model)
+        ),
         loss=objective.value(original),
-        trainer="L-BFGS" if train is None else "the given loop",
+        trainer="L-BFGS" if train is None else "your training loop",
         certificate=certificate,
         problems=(),
     )
-    problems = doubts(
-        result,
-        force=norm(objective.gradient(original)),
-        floor=10 * norm(objective.rounding(original)),
+    problems = validation_problems(
+        validation,
+        loss_gradient_norm=norm(objective.gradient(original)),
+        rounding_level=10 * math.hypot(*objective.rounding(original).values()),
         precision=math.sqrt(penalised.epsilon),
-        local=train is None and all(torch.equal(begin[n], original[n]) for n in original),
-        missing=missing,
+        started_at_original=train is None
+        and all(torch.equal(initial[n], original[n]) for n in original),
+        no_hessian=no_hessian,
     )
-    return Validation(**{**vars(result), "problems": problems})
+    return replace(validation, problems=problems)
 
 
-def _check(
+def _check_arguments(
     fit: Fit | Mapping[str, float],
     objective: Objective,
     train: Train | None,
@@ -139,64 +155,65 @@ def _check(
 ) -> None:
     if not isinstance(objective, Objective):
         raise InputError(
-            f"validate was given a {type(objective).__name__} as objective: the order is "
+            f"objective is a {type(objective).__name__}: the order of arguments is "
             "validate(fit, objective, regularizers)."
         )
     if not isinstance(fit, Fit | Mapping):
         raise InputError(
-            f"validate was given a {type(fit).__name__} as fit: pass what tacit.fit or "
-            "tacit.estimate return, or strengths by name."
+            f"fit is a {type(fit).__name__}: pass what tacit.fit or tacit.estimate return, or "
+            "strengths by name."
         )
     if train is not None and not callable(train):
         raise InputError(
             f"train is a {type(train).__name__}: pass a function train(penalty) -> params, or "
-            "leave it out for the built-in L-BFGS."
+            "leave it out to use the built-in L-BFGS."
         )
     if train is not None and start is not None:
         raise InputError(
-            "start= is where the built-in trainer begins, but train= was given too: let your loop "
-            "set its own start, and leave start out."
+            "start= and train= were both passed, but start= applies only to the built-in trainer: "
+            "initialise the model in your training loop, and leave start out."
         )
 
 
-def _control(
+def _control_penalty(
     fit: Fit | Mapping[str, float], regularizers: Regularizer | Sequence[Regularizer]
 ) -> Penalty:
-    """What the control keeps: the penalties that training did apply besides the technique."""
+    """The known penalties of the fit, which the control retains."""
     known = known_strengths(fit) if isinstance(fit, Fit) else {}
     if not known:
         return no_penalty
-    held = [regularizers] if isinstance(regularizers, Regularizer) else regularizers
-    return penalty([r for r in held if r.name in known], known)
+    candidates = [regularizers] if isinstance(regularizers, Regularizer) else regularizers
+    return penalty([r for r in candidates if r.name in known], known)
 
 
-def _retrain(function: Penalised, begin: Params, train: Train | None) -> Params | None:
-    """The weights that training ends at, or None where it has no end."""
+def _retrain(function: PenalisedObjective, initial: Params, train: Train | None) -> Params | None:
+    """The weights at the end of training, or None where the built-in trainer diverged."""
     if train is None:
-        found = minimise(function, function.flat(begin))
-        return function.unflat(found.theta) if found.bounded else None
+        minimum = minimise(function, function.flatten(initial))
+        return function.unflatten(minimum.theta) if minimum.bounded else None
     objective = function.objective
-    with _put_back(objective.model), torch.enable_grad():
-        ended = train(function.penalty)
-        if ended is None:
+    with _restored(objective.model), torch.enable_grad():
+        trained = train(function.penalty)
+        if trained is None:
             raise InputError(
-                "what train returned is None: return the weights it ended at, as in "
+                "train returned None: return the weights at the end of training, as in "
                 "dict(model.named_parameters())."
             )
-        return {n: p.clone() for n, p in objective.point(ended, what="what train returned").items()}
+        point = objective.point(trained, what="the return value of train")
+        return {n: p.clone() for n, p in point.items()}
 
 
 @contextmanager
-def _put_back(model: nn.Module) -> Iterator[None]:
-    """Give the model its weights, buffers, gradients and mode back, whatever the loop did."""
-    state = [(t, t.detach().clone()) for t in (*model.parameters(), *model.buffers())]
+def _restored(model: nn.Module) -> Iterator[None]:
+    """Restore the model's weights, buffers, gradients and training mode on exit."""
+    tensors = [(t, t.detach().clone()) for t in (*model.parameters(), *model.buffers())]
     gradients = [(p, p.grad) for p in model.parameters()]
     modes = [(module, module.training) for module in model.modules()]
     try:
         yield
     finally:
         with torch.no_grad():
-            for tensor, value in state:
+            for tensor, value in tensors:
                 tensor.copy_(value)
         for parameter, gradient in gradients:
             parameter.grad = gradient
@@ -204,7 +221,10 @@ def _put_back(model: nn.Module) -> Iterator[None]:
             module.training = mode
 
 
-def _recovered(mine: float, control: float) -> float:
-    if math.isinf(control):
+def _recovered(penalised_distance: float, control_distance: float) -> float:
+    """1 − penalised/control; −∞ where the penalised model diverged, NaN where the control did."""
+    if math.isinf(control_distance):
         return math.nan
-    return -math.inf if math.isinf(mine) else 1 - over(mine, control)
+    if math.isinf(penalised_distance):
+        return -math.inf
+    return 1 - ratio(penalised_distance, control_distance)

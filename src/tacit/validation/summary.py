@@ -1,4 +1,4 @@
-"""A validation as text, and the reasons to doubt it."""
+"""The summary of a validation as text, and its problems."""
 
 import math
 import textwrap
@@ -14,146 +14,154 @@ if TYPE_CHECKING:
     from tacit.validation.retraining import Validation
 
 UNFINISHED = 1e-3
-"""‖∇(L+R)‖ beyond this part of ‖∇L(θ̂)‖: training stopped before it could be compared."""
-NO_HESSIAN = "This concerns the certificate alone; judge by the comparison."
+"""Training is finished once ‖∇(L+R)‖ is at most this fraction of ‖∇L(θ̂)‖."""
 
-ROWS = {
+TABLE_ROWS = {
     "weight distance": "distance",
     "  relative to ‖θ̂‖": "relative_distance",
     "cosine of the weights": "cosine",
     "prediction error": "prediction_error",
     "agreement of classes": "agreement",
     "loss difference": "loss_difference",
-    "‖∇‖ reached": "stationarity",
+    "final gradient norm": "final_gradient_norm",
 }
+"""Labels of the summary's table, and the fields of Retrained that they show."""
 
 
-def doubts(
-    found: "Validation",
+def validation_problems(
+    validation: "Validation",
     *,
-    force: float,
-    floor: float,
+    loss_gradient_norm: float,
+    rounding_level: float,
     precision: float,
-    local: bool,
-    missing: str,
+    started_at_original: bool,
+    no_hessian: str,
 ) -> tuple[Problem, ...]:
-    """All problems of a validation, the gravest first.
+    """All problems of a validation, the most serious first.
 
     Args:
-        found: the validation, without its problems.
-        force: ‖∇L(θ̂)‖, what the penalty must balance.
-        floor: the level of rounding in a gradient's norm.
-        precision: relative distances below this are none.
-        local: retraining began at θ̂ itself.
-        missing: why there is no certificate, or nothing.
+        validation: the validation, without its problems.
+        loss_gradient_norm: ‖∇L(θ̂)‖, the norm of what the penalty must balance.
+        rounding_level: norms of gradients up to this are rounding.
+        precision: relative distances up to this are zero.
+        started_at_original: whether retraining started at θ̂ itself.
+        no_hessian: why there is no certificate; empty if there is one.
     """
-    return tuple(
-        problem
-        for group in (
-            _endless(found),
-            _unfinished(found, max(UNFINISHED * force, floor)),
-            _idle(found, precision),
-            _uncertified(found, missing),
-            _local(found, local),
-        )
-        for problem in group
+    gradient_limit = max(UNFINISHED * loss_gradient_norm, rounding_level)
+    return (
+        *_unbounded(validation),
+        *_unfinished(validation, gradient_limit),
+        *_not_recovered(validation, precision),
+        *_certificate_problems(validation, no_hessian),
+        *_local(validation, started_at_original),
     )
 
 
-def _endless(found: "Validation") -> Iterator[Problem]:
-    falls = found.certificate is not None and found.certificate.verdict == "unbounded"
-    if falls or math.isinf(found.penalised.distance):
-        negative = tuple(n for n, strength in found.strengths.items() if strength < 0)
+def _unbounded(validation: "Validation") -> Iterator[Problem]:
+    certificate = validation.certificate
+    certified = certificate is not None and certificate.verdict == "unbounded"
+    if certified or math.isinf(validation.penalised.distance):
+        negative = tuple(n for n, strength in validation.strengths.items() if strength < 0)
         yield Problem(
             "unbounded",
-            "L + R has no minimum: it falls without end, so that there is nothing to retrain to.",
-            "Fit with nonnegative=True, or keep the strengths as a description of forces at these "
-            f"weights only. Negative strengths: {shorten(negative) or 'none'}.",
+            "L + R is unbounded below: it has no minimum that retraining could reach.",
+            "Fit with nonnegative=True, or use the strengths only as a description of gradients at "
+            f"these weights. Negative strengths: {shorten(negative) or 'none'}.",
             negative,
         )
-    if math.isinf(found.control.distance):
+    if math.isinf(validation.control.distance):
         yield Problem(
             "unbounded",
-            "the control, trained on the loss alone, left for infinity: nothing to compare with.",
+            "training of the control, on the loss without the estimated penalty, diverged: there "
+            "is nothing to compare with.",
             "Use a loss that is bounded below, or pass train= with your own stopping rule.",
         )
 
 
-def _unfinished(found: "Validation", limit: float) -> Iterator[Problem]:
-    for name, model in (("penalised model", found.penalised), ("control", found.control)):
-        if limit < model.stationarity < math.inf:
+def _unfinished(validation: "Validation", gradient_limit: float) -> Iterator[Problem]:
+    models = {"penalised model": validation.penalised, "control": validation.control}
+    for name, model in models.items():
+        if gradient_limit < model.final_gradient_norm < math.inf:
             yield Problem(
                 "unfinished",
-                f"training of the {name} stopped at gradient norm {model.stationarity:.2g}, not "
-                f"below {limit:.2g}: distances mix the penalty with unfinished training.",
+                f"training of the {name} stopped at gradient norm {model.final_gradient_norm:.2g}, "
+                f"above {gradient_limit:.2g}: the distances mix the effect of the penalty with "
+                "unfinished training.",
                 "Train longer, or in float64.",
             )
 
 
-def _idle(found: "Validation", precision: float) -> Iterator[Problem]:
-    if found.control.relative_distance <= precision:
+def _not_recovered(validation: "Validation", precision: float) -> Iterator[Problem]:
+    control_distance = validation.control.relative_distance
+    if control_distance <= precision:
         yield Problem(
             "nothing to recover",
-            f"the control is the original model (relative distance "
-            f"{found.control.relative_distance:.2g}): the technique left no mark on the weights.",
-            "Judge the penalty on a model that regularization did change.",
+            f"the control equals the original model (relative distance {control_distance:.2g}): "
+            "the technique did not change the weights.",
+            "Validate the penalty on a model that regularization did change.",
         )
-    elif found.recovered <= 0 and math.isfinite(found.recovered):
+    elif validation.recovered <= 0 and math.isfinite(validation.recovered):
         yield Problem(
             "not recovered",
-            "retraining with the penalty ended no nearer to the original than the control did.",
-            "Add candidates, or look at the fit's own problems.",
+            "retraining with the penalty ended no closer to the original than the control did.",
+            "Add candidates, or see the problems of the fit.",
         )
 
 
-def _uncertified(found: "Validation", missing: str) -> Iterator[Problem]:
-    if missing:
-        yield Problem("no certificate", missing, NO_HESSIAN)
-    elif found.certificate is not None:
-        verdict = found.certificate.verdict
+def _certificate_problems(validation: "Validation", no_hessian: str) -> Iterator[Problem]:
+    if no_hessian:
+        yield Problem(
+            "no certificate",
+            no_hessian,
+            "This concerns only the certificate; the comparison with the control is valid.",
+        )
+    elif validation.certificate is not None:
+        verdict = validation.certificate.verdict
         if verdict in ("not unique", "not a minimum"):
             yield Problem(
                 verdict,
-                found.certificate.message,
-                "Weights may differ by right: compare predictions and losses instead.",
+                validation.certificate.message,
+                "The weights need not agree: compare predictions and losses instead.",
             )
 
 
-def _local(found: "Validation", local: bool) -> Iterator[Problem]:
-    if local and not (found.certificate is not None and found.certificate.everywhere):
+def _local(validation: "Validation", started_at_original: bool) -> Iterator[Problem]:
+    certificate = validation.certificate
+    if started_at_original and not (certificate is not None and certificate.is_global):
         yield Problem(
             "local",
-            "retraining began at the trained weights, so only nearby minima were tried.",
-            "Pass start=, the initialisation that training had, or your own train=.",
+            "retraining started at the trained weights, so it could reach only nearby minima.",
+            "Pass start=, the initialisation of the original training, or your own train=.",
         )
 
 
-def summary(found: "Validation") -> str:
-    """Header, the two models beside each other, what was recovered, and notes."""
+def format_summary(validation: "Validation") -> str:
+    """Header, table of the two models, what was recovered, certificate, and problems."""
     rule = "─" * WIDTH
-    penalty = ", ".join(f"{name} = {value:.4g}" for name, value in found.strengths.items())
+    strengths = ", ".join(f"{name} = {value:.4g}" for name, value in validation.strengths.items())
     lines = [
         rule,
-        f"tacit: validation by retraining, with {found.trainer}",
-        *textwrap.wrap(f"penalty    {textwrap.shorten(penalty, 300)}", WIDTH),
-        f"loss       {found.loss:.6g} at the original weights",
+        f"tacit: validation by retraining, with {validation.trainer}",
+        *textwrap.wrap(f"penalty    {textwrap.shorten(strengths, 300)}", WIDTH),
+        f"loss       {validation.loss:.6g} at the original weights",
         rule,
-        f"{'beside the original':<28}{'with the penalty':>20}{'control':>20}",
-        *_table(found.penalised, found.control),
+        f"{'compared with the original':<28}{'with the penalty':>20}{'control':>20}",
+        *_table(validation.penalised, validation.control),
         rule,
-        f"recovered  weights {_number(found.recovered, '.4f')}   "
-        f"predictions {_number(found.recovered_predictions, '.4f')}",
+        f"recovered  weights {_number(validation.recovered, '.4f')}   "
+        f"predictions {_number(validation.recovered_predictions, '.4f')}",
     ]
-    if found.certificate is not None:
-        lines += textwrap.wrap(f"certificate  {found.certificate}", WIDTH, subsequent_indent="  ")
+    if validation.certificate is not None:
+        text = f"certificate  {validation.certificate}"
+        lines += textwrap.wrap(text, WIDTH, subsequent_indent="  ")
     lines.append(rule)
-    for number, problem in enumerate(found.problems, 1):
+    for number, problem in enumerate(validation.problems, 1):
         lines += textwrap.wrap(f"[{number}] {problem}", WIDTH, subsequent_indent="    ")
-    return "\n".join(lines if found.problems else [*lines, "No problems found."])
+    return "\n".join(lines if validation.problems else [*lines, "No problems found."])
 
 
 def _table(penalised: "Retrained", control: "Retrained") -> Iterator[str]:
-    for label, field in ROWS.items():
+    for label, field in TABLE_ROWS.items():
         pair = getattr(penalised, field), getattr(control, field)
         if any(value is not None for value in pair):
             yield f"{label:<28}" + "".join(f"{_number(value, '.4g'):>20}" for value in pair)

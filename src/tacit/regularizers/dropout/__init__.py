@@ -1,4 +1,8 @@
-"""The penalty that dropout adds to a loss: its family, the layers it acts in, and one batch."""
+"""The explicit regularizer of dropout.
+
+`penalty` is the family, `layers` finds a model's dropout layers and records their inputs, and
+`terms` computes the penalty of one batch.
+"""
 
 from tacit.regularizers.dropout.penalty import explicit_dropout
 

@@ -1,6 +1,6 @@
-"""The penalty that dropout adds to a loss, by what its layers drop and how the loss bends."""
+"""The explicit regularizer of dropout as a family of penalties, streamed over the data."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,14 +13,25 @@ from tacit.objective.losses import Loss
 from tacit.objective.objective import Objective
 from tacit.objective.params import Params, Scope, check_finite, float64_zeros, select, to_float64
 from tacit.objective.per_example import derivatives_of_terms
-from tacit.regularizers.dropout.layers import Layer, dropout_layers, run, watched
-from tacit.regularizers.dropout.terms import bend, exact, sampled, second_derivatives, signs
+from tacit.regularizers.dropout.layers import (
+    DropoutLayer,
+    dropout_layers,
+    record_dropout_inputs,
+    run_batch,
+)
+from tacit.regularizers.dropout.terms import (
+    OutputCurvature,
+    exact_terms,
+    explain_missing_double_backward,
+    random_signs,
+    sampled_terms,
+)
 from tacit.regularizers.family import Columns, Regularizer, check_name
 
-FEW = 32
-"""Outputs of an example up to which each of them gets a backward pass of its own."""
-SAMPLES = 8
-"""Draws of signs where there are more."""
+MAX_EXACT_OUTPUTS = 32
+"""The largest number of outputs per example for which the default is the exact sum."""
+DEFAULT_SAMPLES = 8
+"""Draws of random signs if there are more outputs."""
 
 
 def explicit_dropout(
@@ -32,55 +43,68 @@ def explicit_dropout(
     scope: Scope = None,
     name: str = "explicit_dropout",
 ) -> Regularizer:
-    """Dropout's own regularizer, ½ Σ_l mean_i Σ_j h_lj² [J_lᵀ H J_l]_jj (Wei, Kakade & Ma 2020).
+    """The explicit regularizer of dropout, R(θ) = ½ Σ_l mean_i Σ_j h_lj² [J_lᵀ H J_l]_jj.
 
-    Of example i, h_l is what enters dropout layer l in eval mode, J_l the Jacobian of the outputs
-    by it, and H the Hessian of the example's loss by the outputs. Where all layers drop with
-    probability q, dropout adds this to the mean loss with strength q/(1−q): exactly for the last
-    hidden layer under squared loss, else as far as no unit alone matters much.
+    For example i, h_l is the input of dropout layer l in eval mode, J_l the Jacobian of the outputs
+    by h_l, and H the Hessian of the example's loss by the outputs (Wei, Kakade & Ma 2020).
 
-    Traps: how the network bends behind a layer is left out, as in the paper, and shows as what
-    stays unexplained. Layers with unequal rates have unequal strengths: ask for `by_layer`; those
-    with p = 0, when this is made, are left out. An exact pass holds a graph for every output: mind
-    the batch size.
+    Dropout with probability q multiplies h by 1 + δ, where the δ_j are independent with mean 0 and
+    variance q/(1−q). To second order in δ, the expected loss of the example rises by
+    ½ q/(1−q) Σ_j h_j² [∇²_h ℓ]_jj, and JᵀHJ is the Gauss–Newton part of ∇²_h ℓ. So if all layers
+    have rate q, dropout adds R to the mean loss with strength q/(1−q): exactly for dropout on the
+    last hidden layer under squared loss, otherwise approximately, if no single unit matters much.
+
+    Traps:
+        The rest of ∇²_h ℓ, the curvature of the network behind the layer, is left out as in the
+        paper. It shows as an unexplained part of the target.
+
+        Layers with different rates have different strengths: use `by_layer=True`. Layers with p = 0
+        when this function is called are left out.
+
+        The exact sum holds one graph per output. If memory runs out, reduce the batch size of the
+        objective, or pass `samples`.
+
+        A custom autograd function in the loss needs a backward that torch can differentiate. One
+        that is marked `once_differentiable` raises no error here: its curvature counts as zero.
 
     Args:
-        objective: an Objective(model, loss, data), with `training=True` or without.
-        by_layer: one strength a dropout layer, named `explicit_dropout[encoder.drop]` and so on.
-        samples: draws of signs to average over; by default none, the exact sum, up to 32 outputs
-            an example, and 8 beyond.
-        seed: draws depend on (seed, batch, sample, layer) alone.
-        scope: which parameters' rows its columns cover.
-        name: what strengths are listed under.
+        objective: an Objective(model, loss, data), with or without `training=True`.
+        by_layer: one strength per dropout layer, named such as `explicit_dropout[encoder.drop]`.
+        samples: number of draws of random signs to average over. By default the sum is exact up to
+            32 outputs per example, and averaged over 8 draws beyond.
+        seed: the random signs depend only on the seed, the batch, the draw and the layer.
+        scope: which rows the columns cover.
+        name: the name that strengths are listed under.
     """
     check_name(name)
     loss = _check_options(objective, by_layer, samples, seed)
     layers = dropout_layers(objective, by_layer=by_layer)
-    found = [layer.name for layer in layers.values()]
-    names = tuple(f"{name}[{layer}]" for layer in found) if by_layer else (name,)
-    penalty = _Penalty(objective, loss, layers, len(names), samples, seed, scope, name)
+    columns = (name,)
+    if by_layer:
+        columns = tuple(f"{name}[{layer.name}]" for layer in layers.values())
+    penalty = _Penalty(objective, loss, layers, len(columns), samples, seed, scope, name)
 
     def bind(params: Params) -> Columns:
-        slopes = penalty.slopes(params, torch.eye(len(names), dtype=torch.float64))
+        gradients = penalty.gradients(params, torch.eye(len(columns), dtype=torch.float64))
 
-        def rows(tensor: str, part: slice) -> Tensor:
-            return torch.stack([slope[tensor].flatten()[part] for slope in slopes], dim=1)
+        def rows(tensor_name: str, part: slice) -> Tensor:
+            return torch.stack([g[tensor_name].flatten()[part] for g in gradients], dim=1)
 
-        return Columns(names, dict.fromkeys(slopes[0], tuple(range(len(names)))), rows)
+        return Columns(columns, dict.fromkeys(gradients[0], tuple(range(len(columns)))), rows)
 
     def value(params: Params) -> Tensor:
-        return _Value.apply(penalty, tuple(params), *params.values())
+        return _PenaltyValue.apply(penalty, tuple(params), *params.values())
 
     return Regularizer(name, bind, value, influence=penalty.influence, objective=objective)
 
 
 @dataclass(frozen=True, eq=False)
 class _Penalty:
-    """Values and gradients of all columns, streamed: a batch's graph is gone before the next."""
+    """Values and gradients of all columns; the graph of a batch is freed before the next batch."""
 
     objective: Objective
     loss: Loss
-    layers: dict[nn.Module, Layer]
+    layers: dict[nn.Module, DropoutLayer]
     columns: int
     samples: int | None
     seed: int
@@ -93,95 +117,119 @@ class _Penalty:
         totals = torch.zeros(self.columns, dtype=torch.float64)
         leaves = derivatives.leaves(self.objective.point(params))
 
-        def add(parts: list[Tensor], index: int) -> None:
-            totals.add_(to_float64(torch.stack([part.sum() for part in parts]).detach()).cpu())
+        def add(terms: list[Tensor], index: int) -> None:
+            batch_sums = torch.stack([column.sum() for column in terms])
+            totals.add_(to_float64(batch_sums.detach()).cpu())
 
-        weight = self._run(leaves, add, graph=False)
+        weight = self._for_each_batch(leaves, add, create_graph=False)
         check_finite({self.name: totals}, what="the value")
         return totals / weight
 
     @torch.inference_mode(mode=False)
-    def slopes(self, params: Params, combinations: Tensor) -> list[Params]:
-        """Gradients, in float64, of the columns combined by each row of weights."""
+    def gradients(self, params: Params, combinations: Tensor) -> list[Params]:
+        """∇ Σ_j c_j R_j for every row c of combinations, in float64."""
         leaves = derivatives.leaves(self.objective.point(params))
-        chosen = {n: leaves[n] for n in select(leaves, self.scope, what=f"scope of {self.name}")}
-        sums = [float64_zeros(chosen) for _ in combinations]
+        scoped = {n: leaves[n] for n in self._in_scope(leaves)}
+        totals = [float64_zeros(scoped) for _ in combinations]
 
-        def add(parts: list[Tensor], index: int) -> None:
-            summed = [part.sum() for part in parts]
-            for total, row in zip(sums, combinations, strict=True):
-                found = _combined_slope(summed, row, list(chosen.values()))
-                for held, slope in zip(total.values(), found, strict=True):
-                    if slope is not None:
-                        held.add_(slope.to(held.device))
+        def add(terms: list[Tensor], index: int) -> None:
+            batch_sums = [column.sum() for column in terms]
+            for total, coefficients in zip(totals, combinations, strict=True):
+                gradients = _combined_gradient(batch_sums, coefficients, list(scoped.values()))
+                for accumulator, gradient in zip(total.values(), gradients, strict=True):
+                    if gradient is not None:
+                        accumulator.add_(gradient.to(accumulator.device))
 
-        weight = self._run(leaves, add, graph=True)
-        for total in sums:
-            for held in total.values():
-                held.div_(weight)
+        weight = self._for_each_batch(leaves, add, create_graph=True)
+        for total in totals:
+            for accumulator in total.values():
+                accumulator.div_(weight)
             check_finite(total, what=f"the gradient of {self.name}")
-        return sums
+        return totals
 
     @torch.inference_mode(mode=False)
     def influence(self, params: Params, directions: Sequence[Params]) -> Tensor:
-        """D R_i[v] of every example, direction and column, in float64, whatever examples weigh."""
+        """D R_i[v] of every example i, direction v and column, in float64, without the weights."""
         leaves = derivatives.leaves(self.objective.point(params))
-        chosen = set(select(leaves, self.scope, what=f"scope of {self.name}"))
-        kept = [{n: t for n, t in v.items() if n in chosen} for v in directions]
-        found: dict[int, Tensor] = {}
+        in_scope = set(self._in_scope(leaves))
+        scoped = [{n: t for n, t in v.items() if n in in_scope} for v in directions]
+        by_batch: dict[int, Tensor] = {}
 
-        def add(parts: list[Tensor], index: int) -> None:
-            columns = [derivatives_of_terms(part, leaves, kept) for part in parts]
-            part = torch.stack(columns, dim=2)
-            found[index] = found[index] + part if index in found else part
+        def add(terms: list[Tensor], index: int) -> None:
+            columns = [derivatives_of_terms(column, leaves, scoped) for column in terms]
+            stacked = torch.stack(columns, dim=2)
+            by_batch[index] = by_batch[index] + stacked if index in by_batch else stacked
 
-        self._run(leaves, add, graph=True, weighted=False)
-        return torch.cat(list(found.values()))
+        self._for_each_batch(leaves, add, create_graph=True, weighted=False)
+        return torch.cat(list(by_batch.values()))
 
-    def _run(
+    def _in_scope(self, params: Params) -> tuple[str, ...]:
+        return select(params, self.scope, what=f"scope of {self.name}")
+
+    def _for_each_batch(
         self,
         leaves: Params,
         add: Callable[[list[Tensor], int], None],
         *,
-        graph: bool,
+        create_graph: bool,
         weighted: bool = True,
     ) -> float:
-        """One pass: R by example (times its weight), one a column, goes to `add`; the weight."""
-        weighed = []
+        """One pass over the data; returns the total weight of the examples.
+
+        Calls add(terms, batch index) with one tensor per column, R_i of every example i of the
+        batch, times its weight if `weighted`. If R is sampled, `add` is called once per draw.
+        """
+        batch_weights = []
 
         def use(model: nn.Module, batch: Any, weights: Tensor | None, index: int) -> None:
-            with watched(self.layers) as uses:
-                outputs, target = run(model, batch, uses)
-                # The batch's mean times its size has each example's own Hessian.
-                summed = len(outputs) * self.loss(outputs, target)
-                own = weights if weighted else None
-                held = bend(outputs, summed, uses, weights=own, graph=graph)
-                many = self.samples or (0 if outputs[0].numel() <= FEW else SAMPLES)
-                draws = (signs(held.uses, (self.seed, index, draw)) for draw in range(many))
-                found = sampled(held, self.columns, draws) if many else [exact(held, self.columns)]
-                for parts in found:
-                    add([part / max(many, 1) for part in parts], index)
-            weighed.append(len(outputs) if weights is None else float(to_float64(weights).sum()))
+            with record_dropout_inputs(self.layers) as calls:
+                outputs, target = run_batch(model, batch, calls)
+                curvature = OutputCurvature.from_loss(
+                    outputs,
+                    len(outputs) * self.loss(outputs, target),  # a mean over examples, times n
+                    calls,
+                    weights=weights if weighted else None,
+                    create_graph=create_graph,
+                )
+                for terms in self._terms(curvature, index):
+                    add(terms, index)
+            batch_weights.append(
+                len(outputs) if weights is None else float(to_float64(weights).sum())
+            )
 
-        with second_derivatives():
+        with explain_missing_double_backward():
             self.objective.for_each_batch(leaves, use)
-        return sum(weighed)
+        return sum(batch_weights)
+
+    def _terms(self, curvature: OutputCurvature, index: int) -> Iterator[list[Tensor]]:
+        """Terms of the batch's examples by column: lists, one or more, that sum to R_i."""
+        outputs = curvature.outputs[0].numel()
+        samples = self.samples or (0 if outputs <= MAX_EXACT_OUTPUTS else DEFAULT_SAMPLES)
+        if not samples:
+            yield exact_terms(curvature, self.columns)
+            return
+        draws = (random_signs(curvature.calls, (self.seed, index, draw)) for draw in range(samples))
+        for terms in sampled_terms(curvature, self.columns, draws):
+            yield [column / samples for column in terms]
 
 
-def _combined_slope(
-    parts: list[Tensor], weights: Tensor, leaves: list[Tensor]
+def _combined_gradient(
+    sums: list[Tensor], coefficients: Tensor, leaves: list[Tensor]
 ) -> Sequence[Tensor | None]:
-    """∇ Σ weight·part, without a walk through the graphs of parts that have no weight."""
-    pairs = [(p, w.to(p)) for p, w in zip(parts, weights, strict=True) if w and p.requires_grad]
-    if not pairs:  # nothing bends
+    """∇ Σ_j c_j sum_j; the graphs of sums with coefficient zero are not visited."""
+    pairs = [(s, c.to(s)) for s, c in zip(sums, coefficients, strict=True) if c and s.requires_grad]
+    if not pairs:  # the loss has no curvature, or no layer affects the outputs
         return [None] * len(leaves)
     return torch.autograd.grad(
-        [p for p, _ in pairs], leaves, [w for _, w in pairs], retain_graph=True, allow_unused=True
+        [s for s, _ in pairs], leaves, [c for _, c in pairs], retain_graph=True, allow_unused=True
     )
 
 
-class _Value(torch.autograd.Function):
-    """R of every column, whose backward is one more pass: no graph over the whole data set."""
+class _PenaltyValue(torch.autograd.Function):
+    """R of every column, with another pass over the data as its backward.
+
+    This avoids one graph over the whole data set.
+    """
 
     @staticmethod
     def forward(ctx: Any, penalty: _Penalty, names: tuple[str, ...], *tensors: Tensor) -> Tensor:
@@ -192,15 +240,19 @@ class _Value(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(  # pyright: ignore[reportIncompatibleMethodOverride] # as torch documents it
-        ctx: Any, *outputs: Tensor
+        ctx: Any, *cotangents: Tensor
     ) -> tuple[Tensor | None, ...]:
         params = dict(zip(ctx.names, ctx.saved_tensors, strict=True))
-        (slope,) = ctx.penalty.slopes(params, outputs[0][None])
-        parts = (slope[n].to(p) if n in slope else None for n, p in params.items())
-        return (None, None, *parts)
+        (gradient,) = ctx.penalty.gradients(params, cotangents[0][None])
+        return (
+            None,
+            None,
+            *(gradient[n].to(p) if n in gradient else None for n, p in params.items()),
+        )
 
 
 def _check_options(objective: Objective, by_layer: bool, samples: int | None, seed: int) -> Loss:
+    """Refuse options of the wrong type; returns the loss as a function of the outputs."""
     if not isinstance(objective, Objective):
         raise InputError(
             f"explicit_dropout was given a {type(objective).__name__}: pass the tacit.Objective "

@@ -1,0 +1,158 @@
+"""The commands `list`, `reproduce` and `plot` of `tacit`.
+
+Modules that need torch, pandas or matplotlib are imported inside the commands, so that
+`tacit --help` stays fast.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tacit.cli import report_errors
+from tacit.errors import InputError
+from tacit_paper import EXPERIMENTS, find_experiment
+
+PRESETS = ("quick", "paper")
+INTERRUPTED = "interrupted: finished rows are kept; run the same command again to continue."
+
+
+def add_commands(app: typer.Typer) -> None:
+    """Add the commands of this module to the app."""
+    app.command("list")(list_experiments)
+    app.command()(reproduce)
+    app.command()(plot)
+
+
+@report_errors()
+def list_experiments() -> None:
+    """List the paper's figures."""
+    _require_packages()
+    for name in EXPERIMENTS:
+        typer.echo(f"{name:<24}{find_experiment(name).TITLE}")
+
+
+@report_errors(INTERRUPTED)
+def reproduce(
+    names: Annotated[list[str] | None, typer.Argument(help="Figures; all by default.")] = None,
+    preset: Annotated[str, typer.Option(help="quick or paper.")] = "quick",
+    out: Annotated[Path, typer.Option(help="Folder for rows, figures and the page.")] = Path(
+        "results"
+    ),
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
+    force: Annotated[bool, typer.Option(help="Delete earlier rows and start again.")] = False,
+    data_dir: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder with the MNIST files. By default the user's cache, or a download into it."
+        ),
+    ] = None,
+) -> None:
+    """Reproduce figures of the paper: rows, figures, and one page of all figures."""
+    from tacit_paper import data
+
+    _require_packages()
+    with data.use_folder(data_dir):
+        if preset not in PRESETS:
+            raise InputError(f"no preset {preset!r}: choose from {', '.join(PRESETS)}.")
+        experiments = list(dict.fromkeys(names or EXPERIMENTS))
+        for name in experiments:
+            find_experiment(name)
+        chosen_device, note = choose_device(device)
+        typer.echo(f"on {chosen_device}" + (f" ({note})" if note else ""))
+        for name in experiments:
+            _reproduce_one(name, preset, out / preset / name, chosen_device, force)
+        _write_page(out)
+
+
+@report_errors()
+def plot(
+    folder: Annotated[Path, typer.Argument(help="A result folder, or a folder of several.")],
+) -> None:
+    """Draw figures again from their stored rows, and update the page if there is one."""
+    from tacit_paper import plots, store
+
+    _require_packages()
+    folders = list(store.finished_folders(folder)) if folder.is_dir() else []
+    if not folders:
+        raise InputError(f"{folder} contains no finished results: run tacit reproduce first.")
+    for result_folder in folders:
+        result = store.read_result(result_folder)
+        with store.explain_missing_columns(result_folder):
+            figure = find_experiment(result.metadata["experiment"]).plot(result.rows)
+        files = plots.save(figure, result_folder)
+        typer.echo(f"{result_folder}: {', '.join(path.name for path in files)}")
+    if (folder / "index.html").exists():
+        _write_page(folder)
+
+
+def choose_device(name: str) -> tuple[str, str]:
+    """The device to compute on, and a note for the user where it is not the one asked for."""
+    import torch
+
+    available = {
+        "cuda": torch.cuda.is_available(),
+        "mps": torch.backends.mps.is_available(),
+        "cpu": True,
+    }
+    usable = [device for device, is_available in available.items() if is_available]
+    if name == "auto":
+        name = usable[0]
+    elif name not in available:
+        raise InputError(f"no device {name!r}: choose from auto, {', '.join(sorted(available))}.")
+    elif name not in usable:
+        raise InputError(
+            f"device {name!r} is not available on this machine: choose from {', '.join(usable)}."
+        )
+    if name == "mps":
+        return "cpu", "mps lacks float64, in which everything is computed"
+    return name, ""
+
+
+def _reproduce_one(name: str, preset: str, folder: Path, device: str, force: bool) -> None:
+    """Compute the rows of one figure, draw it, and print its key numbers."""
+    from tacit_paper import plots, store
+
+    experiment = find_experiment(name)
+    with _progress_bar(name) as advance:
+        result = store.run_experiment(
+            name, experiment, preset, folder, device=device, force=force, advance=advance
+        )
+    reused = f", {result.reused:,} of them reused" if result.reused else ""
+    typer.echo(f"{typer.style(name, bold=True)}: {len(result.rows):,} rows{reused}")
+    plots.save(experiment.plot(result.rows), folder)
+    for check in experiment.check(result.rows):
+        holds = typer.style("yes", fg="green") if check.holds else typer.style("no ", fg="red")
+        typer.echo(f"  {holds} {check.label}: {check.value:.4g} (expected {check.expected})")
+
+
+@contextmanager
+def _progress_bar(label: str) -> Iterator[Callable[[int, int], None]]:
+    """A progress bar with the time left, and a function to advance it; without rich, no bar."""
+    from tacit.objective.passes import new_bar
+
+    bar = new_bar()
+    if bar is None:
+        yield lambda done, total: None
+        return
+    try:
+        task = bar.add_task(label, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+    finally:
+        bar.stop()
+
+
+def _write_page(out: Path) -> None:
+    from tacit_paper.page import write_page
+
+    typer.echo(f"page: {write_page(out)}")
+
+
+def _require_packages() -> None:
+    """Refuse to start where an optional package that the figures need is not installed."""
+    missing = [name for name in ("pandas", "pyarrow", "matplotlib") if find_spec(name) is None]
+    if missing:
+        raise InputError(f"figures need {', '.join(missing)}: pip install 'tacit[paper]'.")

@@ -1,0 +1,60 @@
+"""Coverage: how often nominal 95 % intervals contain the true value."""
+
+from collections.abc import Callable, Collection, Iterator
+from functools import partial
+
+from tacit_paper import Row, run_units
+from tacit_paper.coverage import cases
+from tacit_paper.coverage.checks import check
+from tacit_paper.coverage.config import PAPER, QUICK, Config
+from tacit_paper.coverage.estimates import replicate_rows
+from tacit_paper.coverage.figure import plot
+
+__all__ = ["CAPTION", "PAPER", "QUICK", "TITLE", "Config", "check", "plot", "run", "units"]
+
+TITLE = "Do the error bars have the promised coverage?"
+
+CAPTION = """
+Nominal 95 % intervals compared with true values that are known. Dots show how often an interval
+contained the true value, with the 95 % interval of such a count. Crosses show the same for ordinary
+least-squares errors, which treat the equation of every parameter as an independent observation.
+Each kind of error bar is tested on the source of randomness that it is named after. Sampling:
+random parts of a fixed training set at fixed weights; the true value is the strength on the whole
+set. Draws: masks or noise at fixed weights; the true value is the mean over all of them. Steps: SGD
+with weight decay. Layers: every layer has a different strength; the true value is their mean. The
+moving design has a candidate, ‖∇L‖², that depends on the examples itself. The error bars follow its
+column to first order. That is accurate while ∇L is larger than its noise (early), and no longer
+when ∇L is mostly noise (late).
+
+Not in the paper. Error bars of training have a separate figure.
+""".strip()
+
+
+def units(config: Config) -> list[str]:
+    """Names of the units of work, in order."""
+    return list(_work(config))
+
+
+def run(config: Config, *, finished: Collection[str] = (), device: str = "cpu") -> Iterator[Row]:
+    """Rows of every unit that is not finished."""
+    work = {unit: partial(make_rows, config, device) for unit, make_rows in _work(config).items()}
+    return run_units(work, finished)
+
+
+def _work(config: Config) -> dict[str, Callable[[Config, str], Iterator[Row]]]:
+    examples, part = config.examples, config.part
+    make_cases: dict[str, Callable[[], cases.Case]] = {
+        "sampling: regression": partial(cases.regression, examples, part),
+        "sampling: early": partial(cases.moving_design, examples, part, late=False),
+        "sampling: late": partial(cases.moving_design, examples, part, late=True),
+        "sampling: digits": partial(cases.digits, examples, part),
+        "sampling: transformer": partial(cases.transformer, examples, part),
+        "draws: dropout": partial(cases.dropout, config.draws),
+        "draws: input noise": partial(cases.input_noise, config.draws, config.many),
+        "steps": partial(cases.sgd_steps, config.steps),
+        "layers": partial(cases.unequal_layers, config.layers),
+    }
+    return {
+        unit: partial(replicate_rows, unit=unit, make_case=make_case)
+        for unit, make_case in make_cases.items()
+    }

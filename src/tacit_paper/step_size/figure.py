@@ -1,0 +1,116 @@
+"""The step-size figure, drawn from its rows."""
+
+import math
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from tacit_paper import Table, plots
+from tacit_paper.step_size.checks import select_least_squares, select_networks, select_trained
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def plot(rows: Table) -> "Figure":
+    """The three published panels, the ratio to theory, and the networks without an estimate."""
+    trained = select_trained(rows)
+    with plots.style():
+        figure = plots.new_figure(10.5, 7.6)
+        (gradients, accuracies), (strengths, ratios) = figure.subplots(2, 2)
+        lines = list(_lines_by_width(trained))
+        for label, colour, width in lines:
+            style = {"color": colour, "marker": "o", "markersize": 4.5, "label": label}
+            gradients.plot(width.lambda_hat, width.r_ig, **style)
+            accuracies.plot(width.lambda_hat, 100 * width.test_accuracy, **style)
+            strengths.plot(width.lambda_theory, width.lambda_hat, **{**style, "linestyle": "none"})
+        gradients.set(xscale="log", yscale="log", ylabel=r"$R_\mathrm{IG}$ = ‖∇L‖²/p")
+        accuracies.set(xscale="log", ylabel="test accuracy (%)")
+        gradients.set_title("A  Mean squared gradient")
+        accuracies.set_title("B  Test accuracy")
+        for axes in (gradients, accuracies):
+            axes.set_xlabel("estimated strength, λ̂")
+            axes.set_xlim(_decades_around(trained.lambda_hat))
+        _finish_strengths(strengths, trained)
+        _plot_ratios(ratios, lines, select_least_squares(rows))
+        for axes in (gradients, accuracies, strengths, ratios):
+            # Below two decades matplotlib would label every minor tick, one over the other.
+            axes.xaxis.set_minor_formatter("")
+        handles, labels = gradients.get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside right upper", title="hidden layers")
+        figure.supxlabel(describe_missing(rows), fontsize=8.5, color=plots.RED, x=0.01, ha="left")
+    return figure
+
+
+def _lines_by_width(trained: Table) -> Iterator[tuple[str, Any, Table]]:
+    """Label, colour and rows of every width, narrow ones first, in the order of η."""
+    import matplotlib as mpl
+
+    widths = sorted(trained.width.unique())
+    colours = mpl.colormaps["viridis"]
+    for i, width in enumerate(widths):
+        colour = colours(0.9 * i / max(1, len(widths) - 1))
+        yield f"{width:.0f} wide", colour, trained[trained.width == width].sort_values("eta")
+
+
+def _decades_around(values: Table) -> tuple[float, float]:
+    """The powers of ten just below and just above all values."""
+    return (
+        10.0 ** math.floor(math.log10(values.min() / 1.1)),
+        10.0 ** math.ceil(math.log10(values.max() * 1.1)),
+    )
+
+
+def _finish_strengths(axes: Any, trained: Table) -> None:
+    """The diagonal, labels and legend of estimated against predicted strengths."""
+    ends = [trained.lambda_theory.min() / 2, trained.lambda_theory.max() * 2]
+    axes.plot(ends, ends, color="black", linestyle="--", linewidth=1, label="equal", zorder=1)
+    axes.set(xscale="log", yscale="log", xlabel="predicted strength, ηp/4")
+    axes.set_ylabel("estimated strength, λ̂")
+    axes.set_title("C  Estimated against predicted")
+    handles, labels = axes.get_legend_handles_labels()
+    axes.legend(handles[-1:], labels[-1:], loc="upper left")
+
+
+def _plot_ratios(axes: Any, lines: list[tuple[str, Any, Table]], least_squares: Table) -> None:
+    """Estimated over predicted against η: open with one column, filled with two."""
+    styles = (
+        ("ratio_first", "--", "white", "only the column of ‖∇L‖²"),
+        ("ratio_second", "-", None, "with the flow's next term"),
+    )
+    lines = [("least squares", plots.GREY, least_squares), *lines]
+    for column, dashes, face, label in styles:
+        for _, colour, line in lines:
+            axes.plot(
+                line.eta, line[column], color=colour, linestyle=dashes, linewidth=1,
+                marker="o", markersize=4.5, markerfacecolor=face or colour,
+            )  # fmt: skip
+        axes.plot(
+            [], [], color="black", linestyle=dashes, linewidth=1, marker="o", markersize=4.5,
+            markerfacecolor=face or "black", label=label,
+        )  # fmt: skip
+    axes.plot([], [], color=plots.GREY, marker="o", markersize=4.5, label="least squares")
+    axes.axhline(1, color="black", linewidth=1, zorder=1)
+    lowest = min(line.ratio_first.min() for _, _, line in lines)
+    axes.set(xscale="log", xlabel="step size η", ylabel="estimated / predicted")
+    axes.set_ylim(min(0.75, lowest - 0.12), 1.02)
+    axes.set_title("D  Ratio, with one term and with two")
+    axes.legend(loc="lower left")
+
+
+def describe_missing(rows: Table) -> str:
+    """A sentence that names the networks without an estimate, by step size."""
+    networks = select_networks(rows)
+    failed = networks[~networks.trained.astype(bool)]
+    if not len(failed):
+        return "All networks reached 90 % on the training set."
+    parts = []
+    for eta, group in failed.groupby("eta"):
+        widths = [f"{width:.0f}" for width in sorted(group.width)]
+        all_failed = len(group) == (networks.eta == eta).sum()
+        diverged = group.reason.str.startswith("diverged").all()
+        names = "all widths" if all_failed else f"width {', '.join(widths)}"
+        parts.append(f"η = {eta:g}: {names}{' (diverged)' if diverged else ''}")
+    return (
+        "No estimate, because they never reached 90 % on the training set: "
+        f"{len(failed)} of {len(networks)} networks.  {';  '.join(parts)}."
+    )

@@ -1,0 +1,113 @@
+"""Settings and rows of the trajectory figure: loss surface, gradient flow, and recorded steps."""
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import tacit
+from tacit_paper import Row, run_units
+from tacit_paper.problem_kinds import join_kinds
+
+Data = tuple[Tensor, Tensor]
+
+
+@dataclass(frozen=True)
+class Config:
+    """A network with two weights on 96 points, trained by gradient flow and by minibatch SGD."""
+
+    points: int = 96
+    flow_step: float = 4e-3
+    flow_steps: int = 3000
+    step: float = 0.4
+    batch: int = 8
+    steps: int = 6
+    start: tuple[float, float] = (-0.35, 0.9)
+    grid: int = 60
+    seed: int = 0
+
+
+PAPER = Config()
+QUICK = Config(flow_steps=1500, grid=40)
+
+
+class Network(nn.Module):
+    """tanh(wx + b)."""
+
+    def __init__(self, start: tuple[float, float]):
+        super().__init__()
+        self.w = nn.Parameter(torch.tensor(start[0], dtype=torch.float64))
+        self.b = nn.Parameter(torch.tensor(start[1], dtype=torch.float64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The output for every x."""
+        return torch.tanh(self.w * x + self.b)
+
+
+def units(config: Config) -> list[str]:
+    """The loss surface ("ground"), the flow, minibatch steps, and full-batch steps as control."""
+    return ["ground", "flow", "minibatch", "full batch"]
+
+
+def run(config: Config, *, finished: Collection[str] = (), device: str = "cpu") -> Iterator[Row]:
+    """The loss on a grid, both paths, and the deviation at every step."""
+    x = torch.linspace(-2.5, 2.5, config.points, dtype=torch.float64)
+    y = 0.75 * torch.tanh(1.4 * x - 0.35) + 0.12 * torch.sin(2.7 * x)
+    data = (x.to(device), y.to(device))
+    work = {
+        "ground": lambda: _surface_rows(config, data),
+        "flow": lambda: _flow_rows(config, data),
+        "minibatch": lambda: _step_rows(config, data, config.batch),
+        "full batch": lambda: _step_rows(config, data, config.points),
+    }
+    return run_units(work, finished)
+
+
+def _surface_rows(config: Config, data: Data) -> Iterator[Row]:
+    x, y = data
+    biases = torch.linspace(-1.0, 1.3, config.grid, dtype=torch.float64, device=x.device)
+    for w in torch.linspace(-0.8, 2.0, config.grid, dtype=torch.float64).tolist():
+        losses = (torch.tanh(w * x + biases[:, None]) - y).square().mean(1)
+        for b, loss in zip(biases.tolist(), losses.tolist(), strict=True):
+            yield {"w": w, "b": b, "loss": loss}
+
+
+def _flow_rows(config: Config, data: Data) -> Iterator[Row]:
+    objective = tacit.Objective(Network(config.start).to(data[0].device), F.mse_loss, data)
+    params = dict(objective.params)
+    for step in range(config.flow_steps + 1):
+        if step % 20 == 0:
+            yield {"step": step, "w": float(params["w"]), "b": float(params["b"])}
+        gradient = objective.gradient(params)
+        params = {name: p - config.flow_step * gradient[name] for name, p in params.items()}
+
+
+def _step_rows(config: Config, data: Data, batch_size: int) -> Iterator[Row]:
+    """SGD's positions and displacements, beside the displacement −η∇L of the full gradient."""
+    model = Network(config.start).to(data[0].device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=config.step)
+    recorder = tacit.record(model, optimizer)
+    generator = torch.Generator().manual_seed(config.seed)
+    for _ in range(config.steps):
+        batch = torch.randperm(config.points, generator=generator)[:batch_size]
+        optimizer.zero_grad()
+        F.mse_loss(model(data[0][batch]), data[1][batch]).backward()
+        optimizer.step()
+        recorder.step()
+    trajectory = recorder.trajectory()
+    objective = tacit.Objective(model, F.mse_loss, data)
+    fit = tacit.fit(tacit.trajectory_equations(objective, trajectory, [tacit.l2()]))
+    steps = zip(trajectory.points, trajectory.displacements, trajectory.times, strict=True)
+    for step, (point, displacement, time) in enumerate(steps):
+        expected = tacit.euler(objective, point, time)
+        yield {
+            "step": step,
+            **{name: float(point[name]) for name in ("w", "b")},
+            **{f"moved_{name}": float(displacement[name]) for name in ("w", "b")},
+            **{f"expected_{name}": float(expected[name]) for name in ("w", "b")},
+            "ridge": fit.strengths["l2"],
+            "explained": fit.explained,
+            "problems": join_kinds(fit.problems),
+        }
