@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from support.models import random_data
 from torch import nn
 from torch.nn import functional as F
 
@@ -115,7 +116,7 @@ def test_what_it_refuses():
         average_epochs(model, torch.optim.Adam(model.parameters(), amsgrad=True))
     with pytest.raises(tacit.InputError, match=r"does not train '0\.weight'"):
         average_epochs(model, torch.optim.SGD(model[2].parameters(), lr=0.1))
-    with pytest.raises(tacit.InputError, match="kept is 0"):
+    with pytest.raises(tacit.InputError, match="epochs is 0"):
         average_epochs(model, sgd, epochs=0)
     with pytest.raises(tacit.InputError, match=r"pass a torch\.nn\.Module"):
         average_epochs(sgd, sgd)  # pyright: ignore[reportArgumentType]
@@ -137,3 +138,69 @@ def test_a_twin_of_an_averaged_regularizer_is_refused_and_hooks_can_be_removed()
     loop(model, optimizer, X, y, orders(1))
     with pytest.raises(tacit.InputError, match="before any update"):
         watch.end_epoch()
+
+
+def step_of(model, optimizer, X, y):
+    """One step of the optimizer on the whole data."""
+    optimizer.zero_grad()
+    F.mse_loss(model(X), y).backward()
+    optimizer.step()
+
+
+@pytest.mark.parametrize("rates", [[0.1] * 20, [0.1 * (1 - t / 20) for t in range(20)]])
+def test_points_of_an_epoch_are_weighted_by_their_step_sizes(rates):
+    """With the full batch, a quadratic loss and ridge the summed steps are an exact equation."""
+    X, y = random_data(2)
+    model = nn.Linear(5, 1).double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, weight_decay=0.2)
+    averages = average_epochs(model, optimizer)
+    for rate in rates:
+        optimizer.param_groups[0]["lr"] = rate
+        step_of(model, optimizer, X, y)
+    averages.end_epoch()
+    objective = tacit.Objective(model, F.mse_loss, (X, y))
+    fit = tacit.fit(averages.equations(objective, tacit.l2()))
+    assert fit.strengths["l2"] == pytest.approx(0.1, rel=1e-9)
+
+
+def test_steps_that_a_fused_optimizer_skips_take_no_time():
+    """As with GradScaler: step() is called while `found_inf` is set, and nothing moves."""
+    X, y = random_data(9)
+    model = nn.Linear(5, 1).double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, weight_decay=0.2, fused=True)
+    averages = average_epochs(model, optimizer)
+    for step in range(10):
+        optimizer.found_inf = torch.tensor(float(step % 2))
+        step_of(model, optimizer, X, y)
+    averages.end_epoch()
+    objective = tacit.Objective(model, F.mse_loss, (X, y))
+    fit = tacit.fit(averages.equations(objective, tacit.l2()))
+    assert fit.strengths["l2"] == pytest.approx(0.1, rel=1e-9)
+
+
+def test_parameters_may_be_unused_and_may_be_frozen_between_epochs_but_not_within_one():
+    X, y = random_data(3)
+    model = nn.ModuleDict({"used": nn.Linear(5, 1).double(), "unused": nn.Linear(2, 2).double()})
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    averages = average_epochs(model, optimizer)
+    step_of(model["used"], optimizer, X, y)
+    averages.end_epoch()
+    assert len(averages) == 1
+    model["used"].bias.requires_grad_(False)
+    step_of(model["used"], optimizer, X, y)
+    averages.end_epoch()
+    assert len(averages) == 1  # earlier epochs have other equations and are dropped
+    step_of(model["used"], optimizer, X, y)
+    model["used"].bias.requires_grad_(True)
+    with pytest.raises(tacit.InputError, match="within an epoch"):
+        step_of(model["used"], optimizer, X, y)
+
+
+def test_an_epoch_of_step_size_zero_is_refused():
+    X, y = random_data(3)
+    model = nn.Linear(5, 1).double()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.0)
+    averages = average_epochs(model, optimizer)
+    step_of(model, optimizer, X, y)
+    with pytest.raises(tacit.InputError, match="step size of zero"):
+        averages.end_epoch()

@@ -144,3 +144,17 @@ def test_results_are_plain_and_ready_for_json():
     assert plain["condition"] is None  # infinite
     assert plain["unconstrained"]["problems"][0]["kind"] == "unexplained"
     assert all(type(value) is float for value in found.strengths.values())
+
+
+def test_new_error_bars_of_sampling_replace_the_old_ones_and_their_problem():
+    objective = tacit.Objective(tanh_mlp(1), F.mse_loss, random_data(1, count=20))
+    plain_fit = tacit.fit(tacit.endpoint_equations(objective, tacit.l2()))
+    sample = tacit.score_examples(plain_fit, objective, tacit.l2())
+    whole = tacit.score_examples(plain_fit, objective, tacit.l2(), population=20.0)
+    noisy_problem = tacit.Problem("noisy", "message", "remedy", ("l2",))
+    noisy = plain_fit.with_error_bars(sample.error_bars(), noisy_problem)
+    assert any(problem.kind == "noisy" for problem in noisy.problems)
+    replaced = noisy.with_error_bars(whole.error_bars(), *whole.problems)
+    assert not any(problem.kind == "noisy" for problem in replaced.problems)
+    assert "nothing was sampled" in replaced.summary()
+    assert json.dumps(replaced.to_dict(), allow_nan=False)

@@ -9,8 +9,7 @@ from support.systems import draw, equations
 from torch.nn import functional as F
 
 import tacit
-from tacit.fitting.drift import fit_trend
-from tacit.identifiability import drift, unique_shares
+from tacit.fitting.shares import unique_shares
 
 
 def kinds(fit, name=None):
@@ -184,58 +183,6 @@ def test_two_pairs_are_two_problems(apart):
     problems = tacit.fit(equations(design, draw(12, 100))).problems
     found = {p.names for p in problems if p.kind == "collinear"}
     assert found == {("r0", "r1"), ("r3", "r4")}
-
-
-def fits(strengths, times=None):
-    """Fits of one exact column, by time."""
-    column = draw(13, 30, 1)
-    times = range(len(strengths)) if times is None else times
-    pairs = zip(times, strengths, strict=True)
-    return {t: tacit.fit(equations(column, s * column[:, 0])) for t, s in pairs}
-
-
-def test_a_strength_that_still_moves_over_checkpoints_is_drifting():
-    noise = 0.01 * draw(14, 12)
-    found = drift(fits([1 + 0.05 * t + float(n) for t, n in enumerate(noise)]), last=10)
-    assert found.times == tuple(range(2, 12))
-    (problem,) = found.problems
-    assert (problem.kind, problem.names) == ("drifting", ("r0",))
-    assert "over the last 10 checkpoints" in problem.message
-    assert found.change["r0"] == pytest.approx(0.45 / 1.325, rel=0.1)
-    assert found.t["r0"] > 10
-    assert not drift(fits([1 + float(n) for n in noise])).problems
-    assert not drift(fits([1 + 0.005 * t for t in range(12)])).problems  # clear, and too small
-    assert drift(fits([2.0] * 8)).t == {"r0": 0}
-
-
-def test_drift_goes_by_the_times_and_not_by_the_order():
-    times = [1, 2, 3, 5, 8, 13, 21, 34]
-    backwards = dict(reversed(fits([0.1 * t for t in times], times).items()))
-    found = drift(backwards)
-    assert found.first["r0"] == pytest.approx(0.1)
-    assert found.last["r0"] == pytest.approx(3.4)
-    assert found.change["r0"] == pytest.approx(3.3 / (0.1 * sum(times) / 8))
-
-
-def test_a_strength_that_wanders_in_waves_is_judged_by_their_length():
-    """Neighbours that agree make a trend less sure than as many independent ones."""
-    waves = [1 + 0.1 * float(torch.sin(torch.tensor(0.6 * t))) for t in range(12)]
-    found = drift(fits(waves), last=12)
-    values = torch.tensor([f.strengths["r0"] for f in fits(waves).values()]).double()
-    plain = fit_trend(torch.arange(12).double(), values[:, None])
-    assert abs(found.t["r0"]) <= abs(float(plain.change / plain.error))
-    assert not found.problems
-
-
-def test_drift_refuses_what_shows_no_trend():
-    for given, options, words in (
-        (fits([1.0] * 5), {}, "5 checkpoints"),
-        (fits([1.0] * 9), {"last": 4}, "at least 8"),
-        ([1.0], {}, "dictionary"),
-        (fits([1.0] * 8, "abcdefgh"), {}, "not all finite numbers"),
-    ):
-        with pytest.raises(tacit.InputError, match=words):
-            drift(given, **options)
 
 
 def test_what_a_collinear_member_adds_on_its_own_is_nothing():

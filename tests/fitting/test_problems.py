@@ -218,3 +218,24 @@ def test_faint_looks_at_the_rows_of_a_column_alone():
     assert "faint" not in kinds(found)
     exact[0] = replace(exact[0], factor=torch.tensor([[1.0, 0.01], [0.0, 0.02]]).double())
     assert "faint" in kinds(tacit.fit(replace(whole, blocks=tuple(exact))))
+
+
+def test_a_nearly_collinear_pair_is_named_beside_an_exact_one():
+    X, y = random_data(8, count=80)
+    model = tanh_mlp(3)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    lasso = tacit.smooth_l1(0.1)
+    for _ in range(400):
+        optimizer.zero_grad()
+        penalty = 0.01 * lasso.value(dict(model.named_parameters())).sum()
+        (F.mse_loss(model(X), y) + penalty).backward()
+        optimizer.step()
+    copies = [tacit.l2(), tacit.l2(name="copy"), lasso, tacit.smooth_l1(0.101, name="near")]
+    fit = tacit.estimate(model, F.mse_loss, (X, y), copies)
+    pairs = {frozenset(p.names) for p in fit.problems if p.kind == "collinear"}
+    assert pairs == {frozenset({"l2", "copy"}), frozenset({"smooth_l1", "near"})}
+    assert not any(p.kind == "chance" and "smooth_l1" in p.names for p in fit.problems)
+    # Which of two opposite columns is negative is arbitrary, so the sign is not reported.
+    down = tacit.regularizer("down", lambda p: -sum(t.square().sum() for t in p.values()))
+    opposite = tacit.estimate(model, F.mse_loss, (X, y), [tacit.l2(), down])
+    assert not any(p.kind == "negative" for p in opposite.problems)

@@ -3,6 +3,7 @@
 import itertools
 import json
 import math
+import re
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -258,7 +259,7 @@ def test_stored_fits_carry_a_problem_where_the_expansion_breaks_down(stored_rows
     assert (effects[wrong].explicit_dropout_problems != "").mean() > 0.98
 
 
-def test_the_summary_of_an_endpoint_begins_with_what_ridge_does_not_explain():
+def test_the_summary_of_an_endpoint_begins_with_how_much_ridge_explains():
     images = load_images(TINY, "cpu")
     initial = initial_ensemble(3, 8, images, [123, 42])
     plan = training_plan(TINY, images)
@@ -267,10 +268,11 @@ def test_the_summary_of_an_endpoint_begins_with_what_ridge_does_not_explain():
     )
     equations = ensembles.endpoint_equations(run.last, F.cross_entropy, images.train, tacit.l2())
     for fit in ensembles.fits(equations):
-        first, second = fit.summary().splitlines()[1:3]
+        first, second = fit.summary().splitlines()[:2]
         assert fit.explained < 0.5
-        assert first.startswith(f"NOT EXPLAINED: {100 * (1 - fit.explained):.1f} % of the target.")
-        assert "in parentheses" in f"{first} {second}"
+        percentage = re.match(r"l2 explains ([\d.]+) % of the target", first)[1]
+        assert float(percentage) == pytest.approx(100 * max(fit.explained, 0), abs=0.05)
+        assert "in parentheses" in second
         assert f"({fit.strengths['l2']:.6g})" in fit.summary()
 
 

@@ -138,7 +138,7 @@ def fit(equations: Equations, *, nonnegative: bool = False) -> Fit:
     The rank is decided on columns of unit norm. If columns are dependent, the answer is the one of
     least norm in the strengths themselves, and a Problem says so.
     """
-    _check_arguments(equations, nonnegative)
+    rows = _check_arguments(equations, nonnegative)
     factor, count = equations.factor(), len(equations.names)
     system, targets = System(factor[:, :count]), factor[:, count:]
     solve = system.solve_nonnegative if nonnegative else system.solve
@@ -170,7 +170,7 @@ def fit(equations: Equations, *, nonnegative: bool = False) -> Fit:
         inflation=by_name(system.inflation),
         gradient_norm=_root_mean_square([s.gradient_norm for s in equations.sources]),
         rank=system.rank,
-        rows=equations.rows,
+        rows=rows,
         problems=diagnose(evidence),
         nonnegative=nonnegative,
         sources=equations.sources,
@@ -179,13 +179,14 @@ def fit(equations: Equations, *, nonnegative: bool = False) -> Fit:
     )
 
 
-def _check_arguments(equations: Equations, nonnegative: bool) -> None:
+def _check_arguments(equations: Equations, nonnegative: bool) -> int:
+    """The number of equations; wrong arguments are refused."""
     if not isinstance(equations, Equations):
         raise InputError(
             f"fit was given a {type(equations).__name__}: pass what endpoint_equations, "
             "difference_equations, trajectory_equations or stack return."
         )
-    if not equations.rows:
+    if not (rows := equations.rows):
         raise InputError(
             "there are no equations: every row was left out at a kink (all parameters exactly zero "
             "under l1, say). Widen rows=, or use smooth_l1."
@@ -197,6 +198,7 @@ def _check_arguments(equations: Equations, nonnegative: bool) -> None:
             "nonnegative=True with symmetric(): off-diagonal strengths of a penalty may well be "
             "negative. Fit freely and look at the eigenvalues of Fit.matrix()."
         )
+    return rows
 
 
 def _shares(design: Tensor, strengths: Tensor, targets: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ Thresholds are set so that good fits carry no Problem: an exact answer stays exa
 condition number, and a strength of zero may come out slightly negative.
 """
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -281,11 +282,13 @@ def _cancelling_combinations(e: Evidence) -> Iterator[tuple[Tensor, bool]]:
 
     Their coefficients are zero for columns that take no part.
     """
-    exact = e.system.cancelling()
-    yield from ((row, True) for row in torch.where(exact.abs() > 1e-6, exact, 0.0))
+    limits = [(math.inf, 1e-6)]
     if e.residual_ratio:
-        near = e.system.cancelling(max(CONDITION, AMPLIFIED / e.residual_ratio))
-        yield from ((row, False) for row in torch.where(near.abs() > 0.1, near, 0.0))
+        limits.append((max(CONDITION, AMPLIFIED / e.residual_ratio), 0.1))
+    for condition, smallest in limits:
+        rows = e.system.cancelling(condition)
+        for row in torch.where(rows.abs() > smallest, rows, 0.0):
+            yield row, math.isinf(condition)
 
 
 def _largest_first(combination: Tensor) -> Tensor:

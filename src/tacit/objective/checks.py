@@ -26,9 +26,7 @@ def choose_probe(passes: Passes, data: Any, *, sliceable: bool) -> Probe:
     """
     with passes.prepared(training=passes.training), torch.no_grad():
         check_rereadable(passes.batches, data)
-        first = next(passes.read(), None)
-        if first is None:
-            raise InputError("data is empty: it yields no batch. Pass at least one example.")
+        first = passes.first_batch()
         sample = None if passes.batches.sample is None else passes.batches.sample(PROBE_EXAMPLES)
         if sample is not None and not count_nonfinite(sample, masks=True):
             return passes.to_model(sample)

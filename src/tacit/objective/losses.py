@@ -213,14 +213,14 @@ def split_batch(batch: Any) -> tuple[tuple[Any, ...], Any]:
 
 def count_examples(batch: Any) -> int:
     """How many examples a batch (inputs, …, target) holds."""
-    inputs, target = split_batch(batch)
-    target_sizes = [len(t) for t in tensors_in(target) if t.ndim]
+    input_sizes, target_sizes = (
+        [len(t) for t in tensors_in(part) if t.ndim] for part in split_batch(batch)
+    )
     if not target_sizes:
         raise InputError(
             "the target of a batch holds no tensor with one row per example. Stack targets into a "
             "tensor, or use Objective.from_batch_loss."
         )
-    input_sizes = [len(t) for t in tensors_in(inputs) if t.ndim]
     if input_sizes and input_sizes[0] != target_sizes[0]:
         raise InputError(
             f"inputs and targets differ in length: {input_sizes[0]} and {target_sizes[0]} in one "

@@ -72,6 +72,13 @@ class Passes:
             check_batch_finite(batch, index, masks=self.allow_masks)
             yield batch, weights
 
+    def first_batch(self) -> tuple[Any, Tensor | None]:
+        """The first batch and its weights."""
+        first = next(self.read(), None)
+        if first is None:
+            raise InputError("data is empty: it yields no batch. Pass at least one example.")
+        return first
+
     def to_model(self, batch: Any) -> Any:
         """A batch on the model's device: that of its first trainable parameter."""
         device = next(p.device for p in self.model.parameters() if p.requires_grad)
@@ -179,7 +186,7 @@ class Passes:
                     seed_devices(seed, self.devices)
                     for generator in self.batches.generators:
                         generator.manual_seed(seed)
-                batch = next(self.read(), (None, None))[0]
+                batch, _ = self.first_batch()
             first_batches.append(list(tensors_in(batch)))
         first, second = first_batches
         return len(first) == len(second) and all(map(torch.equal, first, second))

@@ -33,7 +33,7 @@ def _draw_matrices(figure: Any, rows: "DataFrame") -> None:
     entries = {panel: select(rows, panel, "entry") for panel in "ABCD"}
     titles = {
         "A": f"A   Theory Λ({entries['A'].t.iloc[0]:.0f})",
-        "B": "B   One endpoint, minimum norm",
+        "B": "B   One endpoint, min. norm",
         "C": f"C   Pairs bootstrap, m = {entries['C'].m.iloc[0]:.0f}",
         "D": f"D   Pairs bootstrap, m = {entries['D'].m.iloc[0]:.0f}",
     }

@@ -1,0 +1,96 @@
+"""How probably a random direction would explain as much as a column, against its distribution."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from scipy import stats
+from support.systems import draw, equations
+
+import tacit
+from tacit import reference
+from tacit.equations.equations import Block
+from tacit.fitting.chance import chance, chances
+from tacit.fitting.shares import unique_shares
+from tacit.fitting.solving import System
+
+
+@pytest.mark.parametrize(("rows", "others"), [(3, 0), (10, 0), (10, 3), (200, 2)])
+def test_a_random_direction_adds_a_beta_distributed_fraction_for_any_target(rows, others):
+    """Beta(½, (p − k)/2) of what the others leave; p-values are then uniform."""
+    beside, target = draw(100, rows, others) ** 3, draw(101, rows).exp()
+    rest = 1 - reference.explained(beside, reference.fit(beside, target), target) if others else 1
+    distribution = stats.beta(0.5, (rows - others - 1) / 2)
+    fractions, p_values = [], []
+    for seed in range(600):
+        system = equations(torch.cat([beside, draw(7000 + seed, rows, 1)], dim=1), target)
+        p_values.append(chance(system)[f"r{others}"])
+        fractions.append(unique_shares(system)[f"r{others}"] / rest)
+        assert p_values[-1] == pytest.approx(distribution.sf(fractions[-1]), abs=1e-6)
+    assert stats.kstest(fractions, distribution.cdf).pvalue > 0.01
+    assert stats.kstest(p_values, "uniform").pvalue > 0.01
+
+
+def two_layers(design, target, split):
+    """Equations of two layers; the last column is zero in the second."""
+    whole = equations(design, target)
+    rows, last = torch.cat([design, target[:, None]], dim=1), design.shape[1] - 1
+    columns = tuple(range(last + 1))
+    second = rows[split:][:, [*columns[:-1], last + 1]]
+    blocks = (
+        Block("a", columns, rows[:split], split, 0, 0.0),
+        Block("b", columns[:-1], second, len(second), 0, 0.0),
+    )
+    return replace(whole, blocks=blocks)
+
+
+@pytest.mark.parametrize("split", [4, 15])
+def test_a_column_of_some_layers_is_compared_with_directions_in_those_layers(split):
+    """The distribution of the ratio of quadratic forms, against draws and as a p-value."""
+    beside, target = draw(102, 30, 2), draw(103, 30)
+    beside[:split] *= 2
+    p_values = []
+    for seed in range(500):
+        column = draw(8000 + seed, 30, 1)
+        column[split:] = 0
+        system = two_layers(torch.cat([beside, column], dim=1), target, split)
+        p_values.append(chance(system)["r2"])
+    assert stats.kstest(p_values, "uniform").pvalue > 0.01
+    rest = target - beside @ reference.fit(beside, target)
+    basis = torch.linalg.qr(beside).Q
+
+    def added(columns):
+        outside = columns.square().sum(-1) - (columns @ basis).square().sum(-1)
+        return (columns @ rest).square() / outside
+
+    drawn = draw(104, 40_000, 30)
+    drawn[:, split:] = 0
+    column = torch.zeros(30).double()
+    column[:split] = draw(105, split)
+    system = two_layers(torch.cat([beside, column[:, None]], dim=1), target, split)
+    expected = float((added(drawn) >= added(column)).double().mean())
+    assert chance(system)["r2"] == pytest.approx(expected, abs=0.01)
+
+
+def test_exact_idle_and_collinear_columns():
+    design, target = draw(5, 10, 2), draw(6, 10)
+    exact = equations(design, design @ torch.tensor([1.0, 1e-6]).double())
+    assert max(chance(exact).values()) < 1e-20
+    assert chance(equations(design, design[:, 0]))["r1"] == 1  # it adds nothing
+    # Any two columns solve two equations.
+    assert min(chance(equations(design[:2], target[:2])).values()) > 0.99
+    twins = equations(design[:, [0, 0, 1]], target)
+    assert [chance(twins)[name] for name in ("r0", "r1")] == [1, 1]
+    assert chance(twins)["r2"] == pytest.approx(chance(equations(design, target))["r1"])
+    assert chance(equations(design, 0 * target)) == {"r0": 1, "r1": 1}
+    huge = replace(exact, blocks=tuple(replace(b, rows=10**9) for b in exact.blocks))
+    assert max(chance(huge).values()) == 0
+    assert chances(exact, System(design), target, []) == {}
+
+
+def test_strengths_held_at_zero_have_p_value_one_and_do_not_affect_the_others():
+    design = draw(1, 60, 3)
+    target = design @ torch.tensor([1.0, -0.5, 0.3]).double() + 0.3 * draw(2, 60)
+    fit = tacit.fit(equations(design, target), nonnegative=True)
+    assert chance(fit)["r1"] == 1
+    assert chance(fit)["r0"] == pytest.approx(chance(equations(design[:, [0, 2]], target))["r0"])
