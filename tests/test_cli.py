@@ -147,6 +147,7 @@ def test_without_typer_one_line_says_what_to_install():
     assert "pip install 'tacit[cli]'" in line
 
 
+@pytest.mark.slow
 def test_without_rich_the_command_runs_without_a_progress_bar(tmp_path):
     process = run_tacit(
         "reproduce", "tradeoff", "--out", str(tmp_path), "--device", "cpu",

@@ -45,6 +45,7 @@ assert flushes_denormals()
 """
 
 
+@pytest.mark.slow
 def test_denormals_are_flushed_while_training_and_the_setting_is_restored():
     """In a separate process, because torch's threads inherit the setting when they are created."""
     subprocess.run([sys.executable, "-c", SCRIPT], check=True)

@@ -22,6 +22,7 @@ def write(ensemble, dropout):
     )
 
 
+@pytest.mark.slow
 def test_members_that_reach_the_noise_first_stop_drawing_and_change_no_other_member():
     ensemble, data = networks_with_dropout(), random_data(0)
     together = ensembles.dropout_equations(

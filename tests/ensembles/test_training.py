@@ -266,6 +266,7 @@ def test_classifiers_that_are_not_chains_match_the_plain_loop():
     assert_matches_plain_loops(run, results)
 
 
+@pytest.mark.slow
 def test_compiled_training_gives_the_same_weights_and_compiles_once():
     X, y = draw_data(6)
     compiled = []

@@ -1,8 +1,7 @@
-"""Wrong calls of what writes, joins, saves and loads equations are refused with their remedy."""
+"""Wrong calls of what writes, stacks and restricts equations are refused with their remedy."""
 
 import pytest
 import torch
-from safetensors.torch import save_file
 from support.bad_calls import (
     INF,
     MODEL,
@@ -18,7 +17,7 @@ from support.bad_calls import (
 from torch import nn
 
 import tacit
-from tacit import InputError, Trajectory
+from tacit import Trajectory
 
 TWO_DRAWS = make_objective((X, Y), training=True, draws=2)
 RIDGE = tacit.l2()
@@ -275,32 +274,3 @@ CASES = {**CANDIDATES, **DIFFERENCES, **TRAJECTORIES, **RECORDINGS, **STACKS}
 @pytest.mark.parametrize(("call", "names", "remedy"), CASES.values(), ids=CASES.keys())
 def test_a_wrong_call_names_the_mistake_and_the_remedy(call, names, remedy):
     assert_refused(call, names, remedy)
-
-
-def test_files_that_hold_no_equations_are_refused(tmp_path):
-    complete = tmp_path / "complete"
-    EQUATIONS.save(complete)
-    contents = {"cut": complete.read_bytes()[:-9], "empty": b"", "text": b"strengths: many" * 9}
-    for name, content in contents.items():
-        (tmp_path / name).write_bytes(content)
-    save_file({"w": X}, tmp_path / "foreign", metadata={"format": "pt"})
-    for name in [*contents, "missing", ""]:
-        assert_refused(
-            lambda name=name: tacit.Equations.load(tmp_path / name),
-            [str(tmp_path / name), "no equations"],
-            "Equations.save",
-        )
-    assert_refused(
-        lambda: tacit.Equations.load(tmp_path / "foreign"),
-        ["foreign", "not written by", "'pt'"],
-        "Equations.save",
-    )
-
-
-def test_a_failed_save_leaves_nothing_behind(tmp_path):
-    with pytest.raises(InputError, match=r"cannot be written to .*nowhere.*folder that exists"):
-        EQUATIONS.save(tmp_path / "nowhere" / "equations")
-    (tmp_path / "folder").mkdir()
-    with pytest.raises(InputError, match=r"cannot be written to .*folder"):
-        EQUATIONS.save(tmp_path / "folder")
-    assert [path.name for path in tmp_path.rglob("*")] == ["folder"]

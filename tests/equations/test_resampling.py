@@ -1,4 +1,4 @@
-"""Resampling, retraining and stacking; and one fit a checkpoint."""
+"""Resampling, retraining and stacking, against dense systems of what was trained."""
 
 import re
 
@@ -11,17 +11,16 @@ from torch.nn import functional as F
 import tacit
 from tacit import reference, theory
 from tacit.equations.resampling import bootstrap
-from tacit.estimating import time_varying
 
 STEP, STEPS = 0.05, 40
 
 
-def linear(size=5):
+def linear_model(size=5):
     return nn.Linear(size, 1, bias=False).double()
 
 
-def descend(data, seed=0):
-    """Early-stopped descent from zero, with θ += (η/n) Xᵀ(y − Xθ)."""
+def early_stopping(data, seed=0):
+    """Some steps θ += (η/n) Xᵀ(y − Xθ) from zero."""
     X, y = data
     theta = torch.zeros(X.shape[1], 1, dtype=X.dtype)
     for _ in range(STEPS):
@@ -29,76 +28,78 @@ def descend(data, seed=0):
     return {"weight": theta.T}
 
 
-class Recording:
-    """A trainer that keeps what it was given and what it gave."""
+class RecordingTrainer:
+    """A trainer that records its data, its seed and the parameters that it returned."""
 
-    def __init__(self, train=descend):
+    def __init__(self, train=early_stopping):
         self.train, self.calls = train, []
 
     def __call__(self, data, seed):
-        found = self.train(data, seed)
-        copies = {n: p.detach().clone() for n, p in found.items()}
+        params = self.train(data, seed)
+        copies = {n: p.detach().clone() for n, p in params.items()}
         self.calls.append((data, seed, copies))
-        return found
+        return params
 
 
-def dense(model, loss, seen, families):
-    """The stacked system, held whole."""
-    designs = [reference.design(families, params) for _, _, params in seen]
+def solve_dense(model, loss, calls, regularizers):
+    """Strengths of the stacked system as one dense matrix."""
+    designs = [reference.design(regularizers, params) for _, _, params in calls]
     targets = [
-        reference.endpoint_target(loss_of(model, loss, data), params) for data, _, params in seen
+        reference.endpoint_target(loss_of(model, loss, data), params) for data, _, params in calls
     ]
     return reference.fit(torch.cat(designs), torch.cat(targets))
 
 
 @pytest.mark.parametrize("kind", ["pairs", "residual"])
 @pytest.mark.parametrize("replicates", [1, 3, 12])
-def test_it_equals_the_dense_stack_of_what_was_trained(kind, replicates):
-    data, train, model = random_data(0), Recording(), linear()
-    families = [tacit.regularizers.symmetric()]
+def test_strengths_equal_those_of_the_dense_stack(kind, replicates):
+    data, train, model = random_data(0), RecordingTrainer(), linear_model()
+    regularizers = [tacit.regularizers.symmetric()]
     stacked = bootstrap(
-        model, F.mse_loss, data, train, families, replicates=replicates, kind=kind, seed=3
+        model, F.mse_loss, data, train, regularizers, replicates=replicates, kind=kind, seed=3
     )
     assert len(stacked.sources) == len(train.calls) == replicates + 1
-    assert all(a is b for a, b in zip(train.calls[0][0], data, strict=True))  # canonical, first
-    found = torch.tensor(list(tacit.fit(stacked).strengths.values()), dtype=torch.float64)
-    wanted = dense(model, F.mse_loss, train.calls, families)
-    assert (found - wanted).norm() <= 1e-8 * wanted.norm()
+    assert all(
+        a is b for a, b in zip(train.calls[0][0], data, strict=True)
+    )  # the data itself comes first
+    strengths = torch.tensor(list(tacit.fit(stacked).strengths.values()), dtype=torch.float64)
+    expected = solve_dense(model, F.mse_loss, train.calls, regularizers)
+    assert (strengths - expected).norm() <= 1e-8 * expected.norm()
 
 
 def test_pairs_are_whole_examples_drawn_with_replacement():
-    (X, y), train = random_data(1), Recording()
-    bootstrap(linear(), F.mse_loss, (X, y), train, tacit.l2(), replicates=4)
-    rows = {tuple(row): float(target) for row, target in zip(X.tolist(), y, strict=True)}
-    for (Xs, ys), _, _ in train.calls[1:]:
-        assert Xs.shape == X.shape
-        drawn = [tuple(row) for row in Xs.tolist()]
-        assert [rows[row] for row in drawn] == ys[:, 0].tolist()
-        assert 0.5 < len(set(drawn)) / len(drawn) < 0.8  # 1 − 1/e of them, about
+    (X, y), train = random_data(1), RecordingTrainer()
+    bootstrap(linear_model(), F.mse_loss, (X, y), train, tacit.l2(), replicates=4)
+    target_of = {tuple(row): float(target) for row, target in zip(X.tolist(), y, strict=True)}
+    for (X_drawn, y_drawn), _, _ in train.calls[1:]:
+        assert X_drawn.shape == X.shape
+        rows = [tuple(row) for row in X_drawn.tolist()]
+        assert [target_of[row] for row in rows] == y_drawn[:, 0].tolist()
+        assert 0.5 < len(set(rows)) / len(rows) < 0.8  # about 1 − 1/e
 
 
-def test_residuals_are_those_of_the_endpoint_and_inputs_stay():
-    (X, y), train = random_data(2), Recording()
-    bootstrap(linear(), F.mse_loss, (X, y), train, tacit.l2(), replicates=3, kind="residual")
+def test_the_residual_bootstrap_resamples_residuals_of_the_endpoint():
+    (X, y), train = random_data(2), RecordingTrainer()
+    bootstrap(linear_model(), F.mse_loss, (X, y), train, tacit.l2(), replicates=3, kind="residual")
     fitted = X @ train.calls[0][2]["weight"].T
     residuals = (y - fitted)[:, 0]
-    for (Xs, ys), _, _ in train.calls[1:]:
-        assert Xs is X
-        gaps = ((ys - fitted) - residuals).abs()
-        assert gaps.shape == (len(X), len(X))
-        assert gaps.min(1).values.max() < 1e-12
+    for (X_drawn, y_drawn), _, _ in train.calls[1:]:
+        assert X_drawn is X
+        distances = ((y_drawn - fitted) - residuals).abs()
+        assert distances.shape == (len(X), len(X))
+        assert distances.min(1).values.max() < 1e-12
 
 
-def test_only_the_residual_bootstrap_keeps_the_regularizer_shared():
+def test_only_replicates_of_the_residual_bootstrap_share_one_regularizer():
     X, y = random_data(3, noise=2.0)
     truth = theory.early_stopping(X, STEP, STEPS)
     errors = {}
     for kind in ("pairs", "residual"):
         stacked = bootstrap(
-            linear(),
+            linear_model(),
             F.mse_loss,
             (X, y),
-            descend,
+            early_stopping,
             tacit.regularizers.symmetric(),
             replicates=12,
             kind=kind,
@@ -111,7 +112,7 @@ def test_only_the_residual_bootstrap_keeps_the_regularizer_shared():
 def test_fitted_values_come_from_eval_mode():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.Dropout(0.5), nn.Linear(6, 1)).double()
-    (X, y), train = random_data(4), Recording(lambda data, seed: params_of(model))
+    (X, y), train = random_data(4), RecordingTrainer(lambda data, seed: params_of(model))
     bootstrap(model.train(), F.mse_loss, (X, y), train, tacit.l2(), replicates=1, kind="residual")
     with torch.no_grad():
         fitted = model.eval()(X)
@@ -119,29 +120,29 @@ def test_fitted_values_come_from_eval_mode():
     assert ((targets - fitted) - (y - fitted).T).abs().min(1).values.max() < 1e-12
 
 
-def test_the_same_seed_gives_the_same_bytes_and_more_replicates_only_add():
+def test_the_same_seed_gives_the_same_bytes_and_more_replicates_extend_fewer():
     def stacked(replicates, seed):
         return bootstrap(
-            linear(), F.mse_loss, random_data(5), descend, tacit.l2(), replicates=replicates,
-            seed=seed,
+            linear_model(), F.mse_loss, random_data(5), early_stopping, tacit.l2(),
+            replicates=replicates, seed=seed,
         )  # fmt: skip
 
-    def content(equations):
+    def bytes_of(equations):
         return [block.factor.numpy().tobytes() for block in equations.blocks]
 
-    assert content(stacked(4, 0)) == content(stacked(4, 0))
-    assert content(stacked(2, 0)) == content(stacked(4, 0))[:3]
-    assert content(stacked(2, 0))[0] == content(stacked(2, 1))[0]  # the data itself
-    assert content(stacked(2, 0))[1:] != content(stacked(2, 1))[1:]
+    assert bytes_of(stacked(4, 0)) == bytes_of(stacked(4, 0))
+    assert bytes_of(stacked(2, 0)) == bytes_of(stacked(4, 0))[:3]
+    assert bytes_of(stacked(2, 0))[0] == bytes_of(stacked(2, 1))[0]  # the data itself
+    assert bytes_of(stacked(2, 0))[1:] != bytes_of(stacked(2, 1))[1:]
 
 
-def test_training_is_seeded_and_the_model_comes_back_as_it_was():
+def test_training_is_seeded_and_the_model_is_restored():
     model, data = tanh_mlp(0).train(), random_data(6)
     model[0].weight.grad = torch.ones_like(model[0].weight)
     before, state = params_of(model), torch.get_rng_state()
 
     def train(sample, seed):
-        """Goes on from the model's weights, with torch's own randomness."""
+        """Train on from the model's weights, with torch's random state."""
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         model.eval()
         for _ in range(3):
@@ -151,16 +152,16 @@ def test_training_is_seeded_and_the_model_comes_back_as_it_was():
             optimizer.step()
         return dict(model.named_parameters())
 
-    def trained(replicates):
-        recording = Recording(train)
+    def calls_of(replicates):
+        recording = RecordingTrainer(train)
         bootstrap(model, F.mse_loss, data, recording, tacit.l2(), replicates=replicates, seed=9)
         return recording.calls
 
-    long, short = trained(3), trained(2)
-    for (_, seed, params), (_, same, again) in zip(short, long, strict=False):
-        assert seed == same
-        assert all(torch.equal(params[n], again[n]) for n in params)
-    assert len({seed for _, seed, _ in long}) == 4
+    longer, shorter = calls_of(3), calls_of(2)
+    for (_, seed, params), (_, longer_seed, longer_params) in zip(shorter, longer, strict=False):
+        assert seed == longer_seed
+        assert all(torch.equal(params[n], longer_params[n]) for n in params)
+    assert len({seed for _, seed, _ in longer}) == 4
     assert all(torch.equal(p, before[n]) for n, p in model.named_parameters())
     assert torch.equal(model[0].weight.grad, torch.ones_like(model[0].weight))
     assert all(module.training for module in model.modules())
@@ -171,16 +172,20 @@ def test_weights_are_sampling_probabilities():
     X, y = random_data(7, count=200)
     weights = torch.zeros(200)
     weights[:50], weights[50:100] = 3.0, 1.0
-    train = Recording()
-    bootstrap(linear(), F.mse_loss, (X, y), train, tacit.l2(), replicates=30, weights=weights)
-    place = {value: k for k, value in enumerate(X[:, 0].tolist())}
-    drawn = [place[v] for (Xs, _), _, _ in train.calls[1:] for v in Xs[:, 0].tolist()]
+    train = RecordingTrainer()
+    bootstrap(linear_model(), F.mse_loss, (X, y), train, tacit.l2(), replicates=30, weights=weights)
+    index_of = {value: index for index, value in enumerate(X[:, 0].tolist())}
+    drawn = [
+        index_of[value]
+        for (X_drawn, _), _, _ in train.calls[1:]
+        for value in X_drawn[:, 0].tolist()
+    ]
     assert max(drawn) < 100
-    assert sum(k < 50 for k in drawn) / len(drawn) == pytest.approx(0.75, abs=0.03)
+    assert sum(index < 50 for index in drawn) / len(drawn) == pytest.approx(0.75, abs=0.03)
     assert torch.equal(train.calls[0][0][0], X)
 
 
-def test_known_penalties_and_classes_go_through():
+def test_known_penalties_and_class_targets_are_supported():
     generator = torch.Generator().manual_seed(0)
     X = torch.randn(60, 3, generator=generator, dtype=torch.float64)
     labels = torch.randint(0, 2, (60,), generator=generator)
@@ -203,14 +208,14 @@ def test_known_penalties_and_classes_go_through():
         optimizer.step(closure)
         return params
 
-    def strength(known):
+    def estimate(known):
         stacked = bootstrap(
             model, F.cross_entropy, (X, labels), train, tacit.l2(), replicates=3, known=known
         )
         return tacit.fit(stacked).strengths["l2"]
 
-    assert strength(None) == pytest.approx(0.02, rel=1e-4)
-    assert strength({tacit.l2(): 0.015}) == pytest.approx(0.005, rel=1e-3)
+    assert estimate(None) == pytest.approx(0.02, rel=1e-4)
+    assert estimate({tacit.l2(): 0.015}) == pytest.approx(0.005, rel=1e-3)
 
 
 REFUSED = [
@@ -239,70 +244,40 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("change", "message"), REFUSED, ids=[m for _, m in REFUSED])
-def test_wrong_calls_are_refused(change, message):
-    call = {
-        "model": linear(), "loss": F.mse_loss, "data": random_data(0), "train": descend,
-        "regularizers": tacit.l2(), "replicates": 2,
-    } | change  # fmt: skip
+@pytest.mark.parametrize(("changes", "message"), REFUSED, ids=[m for _, m in REFUSED])
+def test_wrong_calls_are_refused(changes, message):
+    arguments = {
+        "model": linear_model(), "loss": F.mse_loss, "data": random_data(0),
+        "train": early_stopping, "regularizers": tacit.l2(), "replicates": 2,
+    } | changes  # fmt: skip
     with pytest.raises(tacit.InputError, match=re.escape(message)):
-        bootstrap(**call)
+        bootstrap(**arguments)
 
 
-def test_residuals_need_outputs_like_the_targets():
+def test_residuals_need_outputs_in_the_shape_of_the_targets():
     X, y = random_data(0)
 
     def loss(output, target):
         return (output[:, 0] - target).square().mean()
 
-    with pytest.raises(tacit.InputError, match="residuals need the two alike"):
+    def train(data, seed):
+        return early_stopping((data[0], data[1][:, None]))
+
+    with pytest.raises(tacit.InputError, match=r"residuals need equal shapes.*kind='pairs'"):
         bootstrap(
-            linear(), loss, (X, y[:, 0]), descend_flat, tacit.l2(), replicates=1, kind="residual"
+            linear_model(), loss, (X, y[:, 0]), train, tacit.l2(), replicates=1, kind="residual"
         )
-
-
-def descend_flat(data, seed):
-    return descend((data[0], data[1][:, None]))
 
 
 def test_nothing_is_trained_when_the_objective_is_refused():
-    train = Recording()
+    train = RecordingTrainer()
     with pytest.raises(tacit.InputError, match="sum-reduced"):
         bootstrap(
-            linear(), nn.MSELoss(reduction="sum"), random_data(0), train, tacit.l2(), replicates=1
+            linear_model(),
+            nn.MSELoss(reduction="sum"),
+            random_data(0),
+            train,
+            tacit.l2(),
+            replicates=1,
         )
     assert not train.calls
-
-
-def test_time_varying_is_one_fit_a_checkpoint():
-    X, y = random_data(8)
-    objective = tacit.Objective(linear(), F.mse_loss, (X, y))
-    theta, path = torch.zeros(5, 1, dtype=torch.float64), {}
-    for t in range(1, 31):
-        theta = theta + STEP / len(X) * X.T @ (y - X @ theta)
-        if t in (1, 10, 30):
-            path[t] = {"weight": theta.T}
-    fits = time_varying(objective, path, tacit.l2())
-    assert list(fits) == [1, 10, 30]
-    for t, found in fits.items():
-        truth, at = theory.early_stopping(X, STEP, t), path[t]["weight"][0]
-        assert found.strengths["l2"] == pytest.approx(float(at @ truth @ at / (at @ at)), rel=1e-9)
-    less = time_varying(objective, path, tacit.l2(), known={tacit.l2(): 0.1})
-    assert less[10].strengths["l2"] == pytest.approx(fits[10].strengths["l2"] - 0.1)
-
-
-@pytest.mark.parametrize(
-    ("checkpoints", "message"),
-    [
-        ({}, "checkpoints is empty"),
-        ([{}], "checkpoints is a list"),
-        ({3: None}, "checkpoint 3 is a NoneType"),
-        ({"end": {"weight": torch.ones(1, 2)}}, "checkpoint 'end'"),
-    ],
-)
-def test_wrong_checkpoints_are_refused(checkpoints, message):
-    objective = tacit.Objective(linear(), F.mse_loss, random_data(0))
-    with pytest.raises(tacit.InputError, match=re.escape(message)):
-        time_varying(objective, checkpoints, tacit.l2())
-    with pytest.raises(tacit.InputError, match="an objective is a NoneType"):
-        time_varying(None, {1: {}}, tacit.l2())

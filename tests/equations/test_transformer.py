@@ -22,7 +22,7 @@ def language_model():
     return model
 
 
-def batches(seed=1):
+def make_batches(seed=1):
     """Three dict batches of different size, with padding of different length."""
     generator = torch.Generator().manual_seed(seed)
     for size in (4, 3, 2):
@@ -41,80 +41,83 @@ def token_losses(model, batch):
 
 @pytest.fixture(scope="module")
 def objective(language_model):
-    return tacit.Objective.from_batch_loss(language_model, token_losses, list(batches()))
+    return tacit.Objective.from_batch_loss(language_model, token_losses, list(make_batches()))
 
 
 @pytest.fixture(scope="module")
-def dense(language_model):
-    """The mean over all tokens as one graph, on the math path of attention."""
+def dense_loss(language_model):
+    """The mean over all tokens as one graph, with attention on the math backend."""
 
-    class Whole(torch.nn.Module):
+    class MeanLoss(torch.nn.Module):
         def __init__(self, model):
             super().__init__()
             self.model = model
 
         def forward(self):
-            return torch.cat([token_losses(self.model, batch) for batch in batches()]).mean()
+            return torch.cat([token_losses(self.model, batch) for batch in make_batches()]).mean()
 
-    whole = Whole(language_model)
+    mean_loss = MeanLoss(language_model)
 
     def loss(params):
-        was = language_model.training
+        training = language_model.training
         language_model.eval()
         with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
-            value = functional_call(whole, {f"model.{n}": p for n, p in params.items()}, ())
-        language_model.train(was)
+            value = functional_call(mean_loss, {f"model.{n}": p for n, p in params.items()}, ())
+        language_model.train(training)
         return value
 
     return loss
 
 
-def test_the_objective_counts_tokens_and_ties_once(objective, dense, language_model):
-    tokens = sum(int(batch["attention_mask"][:, 1:].sum()) for batch in batches())
+def test_the_objective_counts_tokens_and_has_tied_weights_once(
+    objective, dense_loss, language_model
+):
+    tokens = sum(int(batch["attention_mask"][:, 1:].sum()) for batch in make_batches())
     assert objective.count == tokens
     assert "lm_head.weight" not in objective.params
-    assert objective.value() == pytest.approx(float(dense(objective.params)), rel=1e-12)
+    assert objective.value() == pytest.approx(float(dense_loss(objective.params)), rel=1e-12)
     assert language_model.training
 
 
-def check(objective, dense, regularizers, design):
-    found = tacit.fit(tacit.endpoint_equations(objective, regularizers))
-    target = reference.endpoint_target(dense, objective.params)
+def fit_and_compare(objective, dense_loss, regularizers, design):
+    """A fit of the endpoint equations, after comparing it with the dense solution."""
+    fit = tacit.fit(tacit.endpoint_equations(objective, regularizers))
+    target = reference.endpoint_target(dense_loss, objective.params)
     expected = reference.fit(design, target)
-    assert list(found.strengths.values()) == pytest.approx(expected.tolist(), rel=1e-6)
-    assert found.explained == pytest.approx(
-        reference.explained(design, expected, target), abs=1e-10
-    )
-    assert found.sources[0].tied == 1
-    return found
+    assert list(fit.strengths.values()) == pytest.approx(expected.tolist(), rel=1e-6)
+    assert fit.explained == pytest.approx(reference.explained(design, expected, target), abs=1e-10)
+    assert fit.sources[0].tied == 1
+    return fit
 
 
-def test_layerwise_ridge_equals_the_dense_oracle(objective, dense):
+def test_layerwise_ridge_equals_the_dense_oracle(objective, dense_loss):
     family = tacit.layerwise(tacit.l2())
-    found = check(objective, dense, [family], reference.design([family], objective.params))
-    assert {"l2[transformer.wte]", "l2[transformer.h.1.mlp.c_fc]"} < found.strengths.keys()
+    design = reference.design([family], objective.params)
+    fit = fit_and_compare(objective, dense_loss, [family], design)
+    assert {"l2[transformer.wte]", "l2[transformer.h.1.mlp.c_fc]"} < fit.strengths.keys()
 
 
-def test_ridge_and_gradient_norm_equal_the_dense_oracle(objective, dense):
+def test_ridge_and_gradient_norm_equal_the_dense_oracle(objective, dense_loss):
     params = objective.params
-    slope = reference.gradient(dense, params)
+    gradient = reference.gradient(dense_loss, params)
     leaves = {n: p.detach().requires_grad_() for n, p in params.items()}
-    parts = torch.autograd.grad(dense(leaves), list(leaves.values()), create_graph=True)
-    flat = torch.cat([part.reshape(-1) for part in parts])
-    product = torch.autograd.grad(flat @ slope, list(leaves.values()))
+    parts = torch.autograd.grad(dense_loss(leaves), list(leaves.values()), create_graph=True)
+    flat_gradient = torch.cat([part.reshape(-1) for part in parts])
+    product = torch.autograd.grad(flat_gradient @ gradient, list(leaves.values()))
     column = 2 * torch.cat([part.reshape(-1) for part in product])
     design = torch.stack([2 * reference.flat(params), column], dim=1)
-    check(objective, dense, [tacit.l2(), tacit.regularizers.gradient_norm(objective)], design)
+    regularizers = [tacit.l2(), tacit.regularizers.gradient_norm(objective)]
+    fit_and_compare(objective, dense_loss, regularizers, design)
 
 
-def test_the_marginal_effect_of_its_dropout_can_be_written(language_model, objective):
-    noisy = tacit.Objective.from_batch_loss(
-        language_model, token_losses, list(batches()), training=True, draws=4
+def test_difference_equations_of_its_dropout_can_be_written(language_model, objective):
+    technique = tacit.Objective.from_batch_loss(
+        language_model, token_losses, list(make_batches()), training=True, draws=4
     )
-    found = tacit.fit(
+    fit = tacit.fit(
         tacit.difference_equations(
-            noisy, objective, [tacit.l2(), tacit.regularizers.gradient_norm(objective)]
+            technique, objective, [tacit.l2(), tacit.regularizers.gradient_norm(objective)]
         )
     )
-    assert found.sources[0].mode == "difference"
-    assert found.equations.targets == 4
+    assert fit.sources[0].mode == "difference"
+    assert fit.equations.targets == 4

@@ -15,6 +15,7 @@ from tacit.fitting.shares import unique_shares
 from tacit.fitting.solving import System
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("rows", "others"), [(3, 0), (10, 0), (10, 3), (200, 2)])
 def test_a_random_direction_adds_a_beta_distributed_fraction_for_any_target(rows, others):
     """Beta(½, (p − k)/2) of what the others leave; p-values are then uniform."""

@@ -266,6 +266,7 @@ def layers_once(generator, sizes, spread):
     return covered(layer_errors(system), solve(torch.cat(parts), 2), TRUTH)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spread", [0.0, 0.3], ids=["rows", "strengths"])
 @pytest.mark.parametrize(
     ("sizes", "most"), [([40] * 4, 0.98), ([40] * 10, 0.98), ([10, 20, 40, 160], 1.0)], ids=str
@@ -302,6 +303,7 @@ def steps_once(generator, count, phi):
     return covered(step_errors(system, strengths), strengths, TRUTH)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("phi", [0.0, 0.5])
 @pytest.mark.parametrize(("count", "runs"), [(50, 300), (200, 100)])
 def test_intervals_from_steps_cover(count, runs, phi):

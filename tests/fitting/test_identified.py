@@ -41,6 +41,7 @@ def partly_trained(seed):
     return tacit.Objective(model, F.mse_loss, data)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("beside", [(), ("l2",), ("l2", "smooth_l1")], ids=len)
 def test_a_random_direction_is_called_chance_in_all_but_one_of_a_hundred_trials(beside):
     """1,000 trials, 20 networks; an alarm is a fit that does not call the direction chance."""

@@ -18,12 +18,9 @@ from support.bad_calls import (
 )
 from support.models import tanh_mlp
 from torch import nn
-from torch.nn import functional as F
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-import tacit
-from tacit import InputError, Objective
+from tacit import Objective
 
 ONES = torch.ones(8)
 FLOAT32_IMAGES, CONVOLUTION = (X.float()[:, None], Y[:, None]), nn.Conv1d(1, 1, 5).double()
@@ -198,7 +195,7 @@ DATA = {
         ["weights"],
         "return (losses, weights)",
     ),
-    "weights given twice": (
+    "weights passed twice": (
         lambda: with_batch_loss(squares_with_weights(ONES), weights=ONES),
         ["weights", "twice"],
         "Leave one out",
@@ -382,26 +379,3 @@ CASES = {**DATA, **OBJECTIVES}
 @pytest.mark.parametrize(("call", "names", "remedy"), CASES.values(), ids=CASES.keys())
 def test_a_wrong_call_names_the_mistake_and_the_remedy(call, names, remedy):
     assert_refused(call, names, remedy)
-
-
-def test_second_derivatives_of_fused_attention_name_the_math_backend():
-    def flash_attention(model, batch):
-        with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
-            q = model(batch)[:, None]
-            return F.scaled_dot_product_attention(q, q, q).square().mean((1, 2, 3))
-
-    torch.manual_seed(0)
-    tokens = torch.randn(6, 3, 8)
-    objective = Objective.from_batch_loss(nn.Linear(8, 8), flash_attention, [tokens])
-    with pytest.raises(InputError, match=r"double backward.*math backend"):
-        tacit.endpoint_equations(objective, tacit.regularizers.gradient_norm(objective))
-
-
-def test_minus_infinity_is_allowed_as_a_mask_in_batches_of_any_structure():
-    batch = {"x": X, "mask": with_value(torch.zeros(8, 1), -INF)}
-    masked = with_batch_loss(lambda m, b: (m(b["x"]) + b["mask"])[:, 0].softmax(0), batch)
-    assert masked.value() == pytest.approx(1 / 8, rel=1e-12)
-    with pytest.raises(InputError, match="NaN"):
-        with_batch_loss(
-            lambda m, b: b["mask"][:, 0], {**batch, "mask": with_value(batch["mask"], INF)}
-        )

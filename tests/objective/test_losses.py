@@ -1,42 +1,55 @@
-"""A loss that is not a mean over examples is refused, wherever in the data it shows."""
+"""Weighted means of example losses, from weights= and from a batch loss."""
 
 import pytest
 import torch
-from support.models import random_data, tanh_mlp
-from torch import nn
+from support.models import image_data, loss_of, params_of, random_data, small_cnn, tanh_mlp
+from support.objectives import assert_close, squared_errors
 from torch.nn import functional as F
 
-import tacit
+from tacit import Objective, reference
 
-CLASS_WEIGHTED = nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, 5.0]).double())
-
-
-def sorted_classes(count=900):
-    X, _ = random_data(3, count=count)
-    return X, torch.arange(3).repeat_interleave(count // 3)
-
-
-def test_a_sum_reduced_loss_is_refused_with_weights_too():
-    X, y = random_data(2, outputs=3)
-    model = tanh_mlp(2, (5, 8, 3))
-    with pytest.raises(tacit.InputError, match=r"not a mean over examples|sum-reduced"):
-        tacit.Objective(model, nn.MSELoss(reduction="sum"), (X, y), weights=torch.ones(len(X)))
+WEIGHTED = {
+    "weights of tensors": lambda model, X, y, w: Objective(
+        model, F.mse_loss, (X, y), weights=w, batch_size=5
+    ),
+    "weights of tensors with a batch loss": lambda model, X, y, w: Objective.from_batch_loss(
+        model, squared_errors, {"x": X, "y": y}, weights=w, batch_size=5
+    ),
+    "weights from a batch loss": lambda model, X, y, w: Objective.from_batch_loss(
+        model, lambda m, b: (squared_errors(m, b), b["w"]), {"x": X, "y": y, "w": w}, batch_size=5
+    ),
+}
 
 
-def test_class_weights_are_refused_however_the_labels_are_sorted():
-    model, (X, y) = tanh_mlp(3, (5, 8, 3)), sorted_classes()
-    with pytest.raises(tacit.InputError, match="class weights"):
-        tacit.Objective(model, CLASS_WEIGHTED, (X, y))
-    batches = list(zip(X.split(100), y.split(100), strict=True))
-    objective = tacit.Objective(model, CLASS_WEIGHTED, batches)  # each batch is of one class
-    with pytest.raises(tacit.InputError, match="class weights"):
-        objective.gradient()
+@pytest.mark.parametrize("make_objective", WEIGHTED.values(), ids=WEIGHTED)
+def test_weights_make_a_weighted_mean(make_objective):
+    model, (X, y) = tanh_mlp(0), random_data(1, count=32)
+    w = torch.rand(32, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    w[5:10] = 0  # a whole batch
+    objective = make_objective(model, X, y, w)
+
+    def weighted_mean(output, target):
+        return (w * (output - target).square()[:, 0]).sum() / w.sum()
+
+    dense_loss = loss_of(model, weighted_mean, (X, y))
+    assert objective.value() == pytest.approx(float(dense_loss(params_of(model))), rel=1e-12)
+    expected = reference.gradient(dense_loss, params_of(model))
+    assert_close(objective.gradient(), expected, tolerance=1e-12)
 
 
-def test_padding_that_occurs_only_in_later_batches_is_refused():
-    model, (X, y) = tanh_mlp(4, (5, 8, 3)), sorted_classes()
-    y = torch.where((torch.arange(900) > 400) & (torch.arange(900) % 2 == 0), -100, y)
-    batches = list(zip(X.split(100), y.split(100), strict=True))
-    objective = tacit.Objective(model, F.cross_entropy, batches)
-    with pytest.raises(tacit.InputError, match="ignored tokens"):
-        objective.value()
+@pytest.mark.parametrize("make_objective", WEIGHTED.values(), ids=WEIGHTED)
+def test_integer_weights_equal_duplicated_examples(make_objective):
+    model, (X, y) = tanh_mlp(0), random_data(1, count=32)
+    counts = torch.arange(32) % 4
+    repeated = (X.repeat_interleave(counts, 0), y.repeat_interleave(counts, 0))
+    expected = Objective(model, F.mse_loss, repeated).gradient()
+    assert_close(make_objective(model, X, y, counts).gradient(), expected, tolerance=1e-12)
+
+
+def test_weights_work_with_class_targets():
+    model, (X, y) = small_cnn(0), image_data(1)
+    w = torch.arange(1, 61).double() / 7
+    objective = Objective(model, F.cross_entropy, (X, y), weights=w, batch_size=16)
+    losses = F.cross_entropy(model(X), y, reduction="none")
+    expected = ((w * losses).sum() / w.sum()).item()
+    assert objective.value() == pytest.approx(expected, rel=1e-12)

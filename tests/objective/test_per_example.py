@@ -1,4 +1,4 @@
-"""Derivatives of single examples along directions, against a gradient of each example alone."""
+"""Directional derivatives of single examples, against the gradient of each example."""
 
 import pytest
 import torch
@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from tacit import InputError, Objective
 
 
-def directions_for(params, count=3, seed=1):
+def random_directions(params, count=3, seed=1):
     generator = torch.Generator().manual_seed(seed)
     return [
         {n: torch.randn(p.shape, generator=generator, dtype=p.dtype) for n, p in params.items()}
@@ -27,20 +27,20 @@ def directions_for(params, count=3, seed=1):
     ]
 
 
-def naive(model, loss, data, directions):
-    """⟨∇ℓ_i, v_j⟩ from the whole gradient of every example alone."""
+def loop_over_examples(model, loss, data, directions):
+    """⟨∇ℓ_i, v_j⟩ from the whole gradient of each example."""
     model.eval()
     leaves = {n: p.requires_grad_() for n, p in params_of(model).items()}
     rows = []
     for i in range(len(data[-1])):
         *inputs, target = (part[i : i + 1] for part in data)
-        found = loss(functional_call(model, leaves, tuple(inputs)), target)
-        slopes = torch.autograd.grad(found, list(leaves.values()), allow_unused=True)
+        value = loss(functional_call(model, leaves, tuple(inputs)), target)
+        gradients = torch.autograd.grad(value, list(leaves.values()), allow_unused=True)
         rows.append(
             [
                 sum(
                     float((g * v[n]).sum())
-                    for n, g in zip(leaves, slopes, strict=True)
+                    for n, g in zip(leaves, gradients, strict=True)
                     if g is not None
                 )
                 for v in directions
@@ -49,19 +49,19 @@ def naive(model, loss, data, directions):
     return torch.tensor(rows, dtype=torch.float64)
 
 
-def tokens(seed, count=24):
+def token_data(seed, count=24):
     generator = torch.Generator().manual_seed(seed)
-    draw = torch.randint(0, 7, (count, 6), generator=generator)
-    return draw, torch.randint(0, 7, (count,), generator=generator)
+    tokens = torch.randint(0, 7, (count, 6), generator=generator)
+    return tokens, torch.randint(0, 7, (count,), generator=generator)
 
 
-def sequences(seed, count=20):
+def sequence_data(seed, count=20):
     generator = torch.Generator().manual_seed(seed)
     X = torch.randn(count, 4, 3, generator=generator, dtype=torch.float64)
     return X, torch.randint(0, 2, (count,), generator=generator)
 
 
-def seeded(make, *args, **options):
+def make_model(make, *args, **options):
     torch.manual_seed(0)
     return make(*args, **options).double()
 
@@ -69,101 +69,103 @@ def seeded(make, *args, **options):
 CASES = {
     "mlp": lambda: (tanh_mlp(0), F.mse_loss, random_data(0)),
     "cnn with batch norm": lambda: (small_cnn(0), F.cross_entropy, image_data(0)),
-    "lstm": lambda: (seeded(Recurrent), F.cross_entropy, sequences(0)),
-    "attention": lambda: (seeded(Attention), F.cross_entropy, tokens(0)),
+    "lstm": lambda: (make_model(Recurrent), F.cross_entropy, sequence_data(0)),
+    "attention": lambda: (make_model(Attention), F.cross_entropy, token_data(0)),
     "attention, norm first": lambda: (
-        seeded(Attention, norm_first=True, activation="gelu"), F.cross_entropy, tokens(0)
+        make_model(Attention, norm_first=True, activation="gelu"), F.cross_entropy, token_data(0)
     ),
-    "checkpointed": lambda: (seeded(Checkpointed), F.mse_loss, random_data(1)),
-    "no double backward": lambda: (seeded(Custom, OnceSquare), F.mse_loss, random_data(2)),
-    "silently none": lambda: (seeded(Custom, DetachedSquare), F.mse_loss, random_data(2)),
+    "checkpointed": lambda: (make_model(Checkpointed), F.mse_loss, random_data(1)),
+    "no double backward": lambda: (make_model(Custom, OnceSquare), F.mse_loss, random_data(2)),
+    "detached backward": lambda: (make_model(Custom, DetachedSquare), F.mse_loss, random_data(2)),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_it_agrees_with_gradients_of_single_examples(name):
+def test_derivatives_agree_with_gradients_of_single_examples(name):
     model, loss, data = CASES[name]()
     objective = Objective(model, loss, data, batch_size=10)
-    directions = directions_for(objective.params)
-    found = objective.directional_derivatives(directions)
-    assert found.weights is None
-    assert found.values.dtype == torch.float64
+    directions = random_directions(objective.params)
+    result = objective.directional_derivatives(directions)
+    assert result.weights is None
+    assert result.values.dtype == torch.float64
     torch.testing.assert_close(
-        found.values, naive(model, loss, data, directions), rtol=1e-10, atol=1e-11
+        result.values, loop_over_examples(model, loss, data, directions), rtol=1e-10, atol=1e-11
     )
 
 
-@pytest.mark.parametrize("name", ["mlp", "attention", "no double backward", "silently none"])
-def test_a_signed_sum_of_gradients_comes_along(name):
-    """Along any direction it is the signed sum of what single examples have, by either route."""
+@pytest.mark.parametrize("name", ["mlp", "attention", "no double backward", "detached backward"])
+def test_the_signed_sum_of_gradients_agrees_with_single_examples(name):
+    """By reverse mode and by forward mode."""
     model, loss, data = CASES[name]()
     objective = Objective(model, loss, data, batch_size=7)
-    directions = directions_for(objective.params)
+    directions = random_directions(objective.params)
     signs = torch.randn(objective.count, generator=torch.Generator().manual_seed(3)).double()
-    found = objective.directional_derivatives(directions, signs=signs)
-    assert found.signed_sum is not None
-    along = [sum(float((g * v[n]).sum()) for n, g in found.signed_sum.items()) for v in directions]
-    expected = signs @ naive(model, loss, data, directions)
-    assert along == pytest.approx(expected.tolist(), rel=1e-9)
-    torch.testing.assert_close(found.values, objective.directional_derivatives(directions).values)
+    result = objective.directional_derivatives(directions, signs=signs)
+    assert result.signed_sum is not None
+    products = [
+        sum(float((g * v[n]).sum()) for n, g in result.signed_sum.items()) for v in directions
+    ]
+    expected = signs @ loop_over_examples(model, loss, data, directions)
+    assert products == pytest.approx(expected.tolist(), rel=1e-9)
+    torch.testing.assert_close(result.values, objective.directional_derivatives(directions).values)
     assert objective.directional_derivatives(directions).signed_sum is None
 
 
-def test_a_signed_sum_averages_draws_and_counts_weights():
+def test_the_signed_sum_averages_draws_and_uses_weights():
     X, y = random_data(4, count=20)
     weights = torch.rand(20, generator=torch.Generator().manual_seed(4)).double() + 0.1
     signs = torch.where(torch.arange(20) % 3 == 0, 1.0, -1.0).double()
     model = nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.Dropout(0.3), nn.Linear(6, 1)).double()
     options = {"weights": weights, "training": True, "draws": 3, "batch_size": 6}
     objective = Objective(model, F.mse_loss, (X, y), **options)
-    directions = directions_for(objective.params, count=1)
-    found = objective.directional_derivatives(directions, signs=signs)
-    assert found.signed_sum is not None
-    along = sum(float((g * directions[0][n]).sum()) for n, g in found.signed_sum.items())
-    assert along == pytest.approx(float((signs * weights) @ found.values[:, 0]), rel=1e-9)
+    directions = random_directions(objective.params, count=1)
+    result = objective.directional_derivatives(directions, signs=signs)
+    assert result.signed_sum is not None
+    product = sum(float((g * directions[0][n]).sum()) for n, g in result.signed_sum.items())
+    assert product == pytest.approx(float((signs * weights) @ result.values[:, 0]), rel=1e-9)
 
 
-def test_weights_batches_loaders_and_units_do_not_change_it():
+def test_weights_batches_loaders_and_batch_losses_do_not_change_the_derivatives():
     model, data = tanh_mlp(0, (5, 8, 2)), random_data(3, outputs=2)
     plain = Objective(model, F.mse_loss, data)
-    directions = directions_for(plain.params)
+    directions = random_directions(plain.params)
     expected = plain.directional_derivatives(directions).values
     weights = torch.rand(64, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     weighted = Objective(model, F.mse_loss, data, weights=weights, batch_size=7)
-    found = weighted.directional_derivatives(directions)
-    torch.testing.assert_close(found.weights, weights)
-    by_unit = Objective.from_batch_loss(
+    result = weighted.directional_derivatives(directions)
+    torch.testing.assert_close(result.weights, weights)
+    by_batch_loss = Objective.from_batch_loss(
         model, lambda m, b: (m(b[0]) - b[1]).square().mean(1), data, batch_size=9
     )
     loader = Objective(model, F.mse_loss, DataLoader(TensorDataset(*data), batch_size=11))
     for other in (
-        found,
-        by_unit.directional_derivatives(directions),
+        result,
+        by_batch_loss.directional_derivatives(directions),
         loader.directional_derivatives(directions),
     ):
         torch.testing.assert_close(other.values, expected, rtol=1e-12, atol=1e-13)
     gradient = weighted.gradient()
-    whole = [sum(float((gradient[n] * v[n]).sum()) for n in v) for v in directions]
-    mean = weights @ found.values / weights.sum()
-    torch.testing.assert_close(mean, torch.tensor(whole, dtype=torch.float64))
+    products = [sum(float((gradient[n] * v[n]).sum()) for n in v) for v in directions]
+    mean = weights @ result.values / weights.sum()
+    torch.testing.assert_close(mean, torch.tensor(products, dtype=torch.float64))
 
 
-def test_weights_from_the_batch_loss_and_padding_alone():
+def test_a_batch_loss_may_return_weights_and_leave_out_padding():
     model, (X, y) = tanh_mlp(0), random_data(4)
 
     def batch_loss(model, batch):
-        x, target, keep = batch
+        x, target, mask = batch
         losses = (model(x) - target).square()[:, 0]
-        return losses[keep], torch.full((int(keep.sum()),), 2.0).double()
+        return losses[mask], torch.full((int(mask.sum()),), 2.0).double()
 
-    keep = torch.arange(64) >= 20
-    objective = Objective.from_batch_loss(model, batch_loss, (X, y, keep), batch_size=10)
-    directions = directions_for(objective.params)
-    found = objective.directional_derivatives(directions)
-    assert len(found.values) == 44
-    assert found.weights.tolist() == [2.0] * 44
-    expected = naive(model, F.mse_loss, (X[20:], y[20:]), directions)
-    torch.testing.assert_close(found.values, expected, rtol=1e-10, atol=1e-12)
+    mask = torch.arange(64) >= 20
+    objective = Objective.from_batch_loss(model, batch_loss, (X, y, mask), batch_size=10)
+    directions = random_directions(objective.params)
+    result = objective.directional_derivatives(directions)
+    assert len(result.values) == 44
+    assert result.weights.tolist() == [2.0] * 44
+    expected = loop_over_examples(model, F.mse_loss, (X[20:], y[20:]), directions)
+    torch.testing.assert_close(result.values, expected, rtol=1e-10, atol=1e-12)
 
 
 def test_draws_average_to_the_gradient_of_the_objective():
@@ -171,7 +173,7 @@ def test_draws_average_to_the_gradient_of_the_objective():
     model = nn.Sequential(nn.Linear(5, 9), nn.Tanh(), nn.Dropout(0.4), nn.Linear(9, 1)).double()
     data = random_data(5)
     objective = Objective(model, F.mse_loss, data, training=True, draws=3, seed=5, batch_size=20)
-    directions = directions_for(objective.params)
+    directions = random_directions(objective.params)
     for draws in (None, [1], [0, 2]):
         gradient = objective.value_and_gradient(draws=draws)[1]
         expected = [sum(float((gradient[n] * v[n]).sum()) for n in v) for v in directions]
@@ -179,34 +181,36 @@ def test_draws_average_to_the_gradient_of_the_objective():
         torch.testing.assert_close(mean, torch.tensor(expected, dtype=torch.float64))
 
 
-def test_noise_that_a_batch_loss_takes_is_the_same():
+def test_noise_of_a_batch_loss_is_the_same_as_in_the_gradient():
     model, data = tanh_mlp(0), random_data(6)
 
-    def noisy(model, batch, noise):
+    def noisy_inputs(model, batch, noise):
         return (model(batch[0] + 0.3 * noise.normal(batch[0])) - batch[1]).square()[:, 0]
 
-    objective = Objective.from_batch_loss(model, noisy, data, training=True, draws=4)
-    directions, gradient = directions_for(objective.params), objective.gradient()
+    objective = Objective.from_batch_loss(model, noisy_inputs, data, training=True, draws=4)
+    directions, gradient = random_directions(objective.params), objective.gradient()
     expected = [sum(float((gradient[n] * v[n]).sum()) for n in v) for v in directions]
-    found = objective.directional_derivatives(directions).values.mean(0)
-    torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float64))
+    mean = objective.directional_derivatives(directions).values.mean(0)
+    torch.testing.assert_close(mean, torch.tensor(expected, dtype=torch.float64))
 
 
 @pytest.mark.parametrize("name", ["mlp", "cnn with batch norm", "attention", "lstm"])
-@pytest.mark.parametrize("by_unit", [False, True])
-def test_second_derivatives_agree_with_differences_of_first_ones(name, by_unit):
+@pytest.mark.parametrize("by_batch_loss", [False, True])
+def test_second_derivatives_agree_with_finite_differences_of_first_derivatives(name, by_batch_loss):
     model, loss, data = CASES[name]()
 
-    def each(model, batch):
+    def example_losses(model, batch):
         *inputs, target = batch
         losses = loss(model(*inputs), target, reduction="none")
         return losses if losses.ndim == 1 else losses.mean(1)
 
     objective = (
-        Objective.from_batch_loss(model, each, data) if by_unit else Objective(model, loss, data)
+        Objective.from_batch_loss(model, example_losses, data)
+        if by_batch_loss
+        else Objective(model, loss, data)
     )
-    *directions, base = directions_for(objective.params)
-    found = objective.directional_derivatives(directions, base=base).values
+    *directions, base = random_directions(objective.params)
+    second = objective.directional_derivatives(directions, base=base).values
     step, point = 1e-5, objective.params
     ahead, behind = (
         objective.directional_derivatives(
@@ -214,30 +218,30 @@ def test_second_derivatives_agree_with_differences_of_first_ones(name, by_unit):
         ).values
         for s in (step, -step)
     )
-    torch.testing.assert_close(found, (ahead - behind) / (2 * step), rtol=1e-6, atol=1e-7)
+    torch.testing.assert_close(second, (ahead - behind) / (2 * step), rtol=1e-6, atol=1e-7)
 
 
-def test_single_precision_and_names_left_out():
+def test_names_left_out_of_a_direction_are_zero_in_every_precision():
     model, data = tanh_mlp(0), random_data(7)
-    directions = directions_for(params_of(model))
-    only = [{n: t for n, t in v.items() if n.startswith("0")} for v in directions]
+    directions = random_directions(params_of(model))
+    partial = [{n: t for n, t in v.items() if n.startswith("0")} for v in directions]
     zeroed = [{n: t if n.startswith("0") else t * 0 for n, t in v.items()} for v in directions]
     objective = Objective(model, F.mse_loss, data)
     expected = objective.directional_derivatives(zeroed).values
-    torch.testing.assert_close(objective.directional_derivatives(only).values, expected)
+    torch.testing.assert_close(objective.directional_derivatives(partial).values, expected)
     for dtype, rtol in ((torch.float32, 1e-5), (torch.bfloat16, 0.1)):
         narrow = Objective(model.to(dtype), F.mse_loss, tuple(t.to(dtype) for t in data))
-        found = narrow.directional_derivatives(only).values
-        assert (found - expected).norm() < rtol * expected.norm()
+        derivatives = narrow.directional_derivatives(partial).values
+        assert (derivatives - expected).norm() < rtol * expected.norm()
         model.double()
     narrow = Objective(model.float(), F.mse_loss, tuple(t.float() for t in data))
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        found = narrow.directional_derivatives(only).values
-    assert (found - expected).norm() < 0.1 * expected.norm()
+        derivatives = narrow.directional_derivatives(partial).values
+    assert (derivatives - expected).norm() < 0.1 * expected.norm()
 
 
-def test_outputs_may_be_held_in_anything_that_has_rows():
-    class Two(nn.Module):
+def test_outputs_may_be_nested_and_partly_unused():
+    class TwoNetworks(nn.Module):
         def __init__(self):
             super().__init__()
             self.a, self.b = tanh_mlp(0), tanh_mlp(1)
@@ -248,14 +252,14 @@ def test_outputs_may_be_held_in_anything_that_has_rows():
     def loss(output, target):
         return F.mse_loss(output["a"] * output["more"][0], target)
 
-    data, model = random_data(8), Two()
+    data, model = random_data(8), TwoNetworks()
     objective = Objective(model, loss, data, batch_size=17)
-    directions = directions_for(objective.params)
-    expected = naive(model, loss, data, directions)
+    directions = random_directions(objective.params)
+    expected = loop_over_examples(model, loss, data, directions)
     torch.testing.assert_close(objective.directional_derivatives(directions).values, expected)
 
 
-def test_bad_input_is_refused():
+def test_wrong_directions_and_transposed_outputs_are_refused():
     model, (X, y) = tanh_mlp(0), random_data(9)
     objective = Objective(model, F.mse_loss, (X, y))
     with pytest.raises(InputError, match="directions is empty"):
@@ -263,7 +267,7 @@ def test_bad_input_is_refused():
     with pytest.raises(InputError, match="a direction has 'nothing'"):
         objective.directional_derivatives([{"nothing": X}])
 
-    class Across(nn.Module):
+    class TransposedOutput(nn.Module):
         def __init__(self):
             super().__init__()
             self.weight = nn.Parameter(torch.ones(5).double())
@@ -271,6 +275,8 @@ def test_bad_input_is_refused():
         def forward(self, x):
             return (x * self.weight).T
 
-    across = Objective(Across(), lambda out, t: (out.T - t).square().mean(), (X[:5], y[:5]))
+    transposed = Objective(
+        TransposedOutput(), lambda out, t: (out.T - t).square().mean(), (X[:5], y[:5])
+    )
     with pytest.raises(InputError, match="one row per example"):
-        across.directional_derivatives([across.params])
+        transposed.directional_derivatives([transposed.params])

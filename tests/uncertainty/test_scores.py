@@ -96,6 +96,7 @@ def test_the_covariance_trace_is_right_on_average_over_signs(monkeypatch, probe_
     assert sum(traces) / 50 == pytest.approx(trace, rel=0.1)
 
 
+@pytest.mark.slow
 def test_intervals_cover_the_strength_of_the_population():
     model, (X, y) = tanh_mlp(5), random_data(5, count=2000)
     population = Objective(model, F.mse_loss, (X, y))

@@ -125,6 +125,7 @@ def test_a_few_directions_are_enough(monkeypatch, rate):
     assert error.abs().max() < 0.02
 
 
+@pytest.mark.slow
 def test_intervals_cover_the_ridge_strength_of_regressions_by_sgd():
     chains, size, batch_size, rate, ridge = 400, 5, 4, 0.02, 0.3
     generator = torch.Generator().manual_seed(3)
@@ -160,6 +161,7 @@ def test_intervals_cover_the_ridge_strength_of_regressions_by_sgd():
     assert 0.92 <= covered / chains <= 0.97, covered / chains
 
 
+@pytest.mark.slow
 def test_intervals_cover_the_strengths_of_networks_by_sgd_with_momentum():
     chains, batch_size, rate, momentum = 220, 10, 0.005, 0.5
     model, strengths = tanh_mlp(4, sizes=(3, 5, 1)), (0.02, 0.01)
@@ -232,6 +234,7 @@ def test_strengths_at_zero_have_no_errors_and_undetermined_ones_infinite_errors(
     assert [math.isinf(e) for e in bars.standard_errors.values()] == [True, True, False]
 
 
+@pytest.mark.slow
 def test_single_precision_gives_the_same_covariance():
     model, data, _ = network_at_minimum(9)
 
@@ -244,6 +247,7 @@ def test_single_precision_gives_the_same_covariance():
     torch.testing.assert_close(single, double, rtol=1e-3, atol=0)
 
 
+@pytest.mark.slow
 def test_the_basis_names_penalties_whose_curvature_is_left_out():
     model, data, _ = network_at_minimum(9)
     objective = Objective(model, F.mse_loss, data)

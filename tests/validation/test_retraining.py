@@ -42,6 +42,7 @@ def problem_kinds(validation):
     return {problem.kind for problem in validation.problems}
 
 
+@pytest.mark.slow
 def test_a_diagonal_from_one_early_stopped_endpoint_recovers_it_wherever_a_minimum_exists():
     verdicts = []
     for seed in range(12):
@@ -105,6 +106,7 @@ def penalty_of(penalties):
     return penalty(list(penalties), {r.name: s for r, s in penalties.items()})
 
 
+@pytest.mark.slow
 def test_an_elastic_net_is_recovered_from_the_same_initialisation(elastic_net_fit):
     objective, regularizers, fit, start = elastic_net_fit
     assert fit.strengths["l2"] == pytest.approx(2e-2, rel=1e-6)
@@ -118,6 +120,7 @@ def test_an_elastic_net_is_recovered_from_the_same_initialisation(elastic_net_fi
     assert not validation.problems
 
 
+@pytest.mark.slow
 def test_a_wrong_penalty_does_not_recover(elastic_net_fit):
     objective, regularizers, fit, start = elastic_net_fit
     wrong = {name: 20 * strength for name, strength in fit.strengths.items()}
@@ -126,6 +129,7 @@ def test_a_wrong_penalty_does_not_recover(elastic_net_fit):
     assert "not a minimum" in problem_kinds(validation)
 
 
+@pytest.mark.slow
 def test_starting_at_the_trained_weights_is_reported_as_local(elastic_net_fit):
     objective, regularizers, fit, _ = elastic_net_fit
     validation = validate(fit, objective, regularizers)
@@ -133,6 +137,7 @@ def test_starting_at_the_trained_weights_is_reported_as_local(elastic_net_fit):
     assert validation.penalised.relative_distance < 1e-8
 
 
+@pytest.mark.slow
 def test_the_summary_and_the_plain_values_agree_with_the_result(elastic_net_fit):
     objective, regularizers, fit, start = elastic_net_fit
     validation = validate(fit, objective, regularizers, start=start)
@@ -167,6 +172,7 @@ def classifier(seed):
     return X, y, model
 
 
+@pytest.mark.slow
 def test_classes_are_compared_by_agreement_with_tensors_and_with_a_shuffling_loader():
     X, y, model = classifier(5)
     fit = tacit.estimate(model, F.cross_entropy, (X, y), [tacit.l2()])

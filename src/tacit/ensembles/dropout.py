@@ -17,7 +17,7 @@ from tacit.ensembles.equations import (
     MemberSources,
     member_norms,
     rounding_floors,
-    write_equations,
+    write_member_equations,
 )
 from tacit.ensembles.evaluation import mean_gradients
 from tacit.ensembles.layout import Layout
@@ -90,7 +90,7 @@ def dropout_equations(
     randomness = MemberRandomness(check_seeds(seeds, len(ensemble)), ensemble.first_tensor.device)
     sums, draws = _sum_masked_gradients(ensemble, loss, data, rates, randomness, plain, noise)
     groups = [sums[g] / (draws / 2).unsqueeze(1) - plain for g in range(2)]
-    equations = write_equations(
+    equations = write_member_equations(
         ensemble.to(torch.float64),
         [layout.views(group) for group in groups],
         rounding_floors(ensemble, loss, data),

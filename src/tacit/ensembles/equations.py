@@ -50,7 +50,7 @@ def endpoint_equations(
     targets = {n: -gradient for n, gradient in gradients.items()}
     floors = rounding_floors(ensemble, loss, data)
     sources = MemberSources("endpoint", loss, data, member_norms(gradients), losses.tolist())
-    return write_equations(ensemble, [targets], floors, sources, regularizers, known=known)
+    return write_member_equations(ensemble, [targets], floors, sources, regularizers, known=known)
 
 
 def epoch_equations(
@@ -119,7 +119,7 @@ def _equations_of_epoch(
     }
     norms = member_norms(gradients)
     sources = MemberSources("trajectory", loss, data, norms, None, unsettled)
-    return write_equations(
+    return write_member_equations(
         average, [targets], floors, sources, regularizers, known=known, columns=epoch.columns
     )
 
@@ -166,7 +166,7 @@ class MemberSources(NamedTuple):
             )
 
 
-def write_equations(
+def write_member_equations(
     ensemble: Ensemble,
     targets: Sequence[Params],
     floors: Params,

@@ -30,15 +30,15 @@ from tacit.objective.passes import track
 from tacit.objective.randomness import seed_devices
 from tacit.regularizers import Regularizer
 
-Data = tuple[Tensor, ...]
-Train = Callable[[Data, int], Mapping[str, Tensor]]
+TensorData = tuple[Tensor, ...]
+TrainOnData = Callable[[TensorData, int], Mapping[str, Tensor]]
 
 
 def bootstrap(  # noqa: PLR0913 # the data and the algorithm, then keyword options
     model: nn.Module,
     loss: Loss,
-    data: Data,
-    train: Train,
+    data: TensorData,
+    train: TrainOnData,
     regularizers: Regularizer | Sequence[Regularizer],
     *,
     replicates: int,

@@ -15,7 +15,7 @@ from tacit.equations.equations import Block, Equations, triangular_factor
 from tacit.errors import InputError
 from tacit.fitting.fits import Fit
 from tacit.fitting.shares import columns_of, equations_of
-from tacit.fitting.solving import System, explained, between_groups
+from tacit.fitting.solving import System, between_groups, explained
 
 ClusterKind = Literal["layers", "endpoints", "steps"]
 
@@ -172,7 +172,9 @@ def compare(
             for name, columns in columns_by_model.items()
         },
         fitted=fitted,
-        square_norms=tuple(between_groups(factor[:, count:], factor[:, count:]) for factor in factors),
+        square_norms=tuple(
+            between_groups(factor[:, count:], factor[:, count:]) for factor in factors
+        ),
         square_residuals={name: tuple(values) for name, values in square_residuals.items()},
     )
 

@@ -113,14 +113,14 @@ def stationary_error_bars(  # noqa: PLR0913 # the fit, what its equations were w
     examples along all directions (a second one, where C shows that there were too few directions).
     The directions are stored in float64, which limits models to about 10⁸ parameters.
 
-    Nominal 95 % intervals held the true strength 93–96 % of the time for ridge regressions and
+    Nominal 95 % intervals contained the true strength 93–96 % of the time for ridge regressions and
     small networks that were trained until they were at rest.
 
     Traps:
 
-    - A run that still moves has a larger error: intervals of elastic nets held the true strength
-      45–100 % of the time where early stopping or the 200th epoch ended training, and 90–100 %
-      after 800 epochs.
+    - A run that still moves has a larger error: intervals of elastic nets contained the true
+      strength 45–100 % of the time where early stopping or the 200th epoch ended training, and
+      90–100 % after 800 epochs.
     - The error is of first order. Noise also moves the columns of the design, most strongly near a
       kink (within about β of zero under `smooth_l1`, near zero under `l1`). That is a bias, which
       error bars do not show; it shrinks with the step size faster than the error does.

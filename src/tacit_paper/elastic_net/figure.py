@@ -39,7 +39,8 @@ def plot(rows: Table) -> "Figure":
             cells = select_estimate(rows, "published").groupby(["l1", "l2"])
             distances = cells[f"{strength}_distance"].median()
             _plot_cells(panels[letter], distances, distances < 0)
-            panels[letter].set_title(f"{letter}  Published fit of {HATS[strength]}:\nfrom exact")
+            title = f"{letter}  Published fit of {HATS[strength]}:\ndistance from exact"
+            panels[letter].set_title(title)
         bar = figure.colorbar(
             image, ax=[panels[letter] for letter in "EFGHIJ"], location="bottom", aspect=60
         )

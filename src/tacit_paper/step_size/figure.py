@@ -111,6 +111,6 @@ def describe_missing(rows: Table) -> str:
         names = "all widths" if all_failed else f"width {', '.join(widths)}"
         parts.append(f"η = {eta:g}: {names}{' (diverged)' if diverged else ''}")
     return (
-        "No estimate, because they never reached 90 % on the training set: "
-        f"{len(failed)} of {len(networks)} networks.  {';  '.join(parts)}."
+        f"No estimate, because training accuracy stayed below 90 %: {len(failed)} of "
+        f"{len(networks)} networks.  {';  '.join(parts)}."
     )

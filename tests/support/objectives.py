@@ -1,0 +1,40 @@
+"""Batches, losses, models with dropout and comparisons for the tests of objectives."""
+
+from torch import nn
+from torch.nn import functional as F
+
+from support.models import random_data, tanh_mlp
+from tacit import Objective, reference
+
+
+def assert_close(actual, expected, *, tolerance):
+    """Compare vectors, or dictionaries of tensors, by the norm of their difference."""
+    a, b = (reference.flat(t) if isinstance(t, dict) else t for t in (actual, expected))
+    error = float((a - b).norm() / b.norm())
+    assert error <= tolerance, f"relative error {error:.1e}"
+
+
+def split_batches(X, y, size=7):
+    """Batches (inputs, target) of this size; the last may be smaller."""
+    return list(zip(X.split(size), y.split(size), strict=True))
+
+
+def random_batches(seed, sizes=(9, 9, 2)):
+    """Batches (inputs, target) of these sizes."""
+    X, y = random_data(seed, count=sum(sizes))
+    return list(zip(X.split(sizes), y.split(sizes), strict=True))
+
+
+def squared_errors(model, batch):
+    """The mean squared error of each example of a batch {"x": inputs, "y": target}."""
+    return (model(batch["x"]) - batch["y"]).square().mean(1)
+
+
+def dropout_mlp(seed=0):
+    model = tanh_mlp(seed)
+    return nn.Sequential(model[0], model[1], nn.Dropout(0.5), model[2])
+
+
+def dropout_objective(data, *, model=None, **options):
+    """An objective in training mode, by default of a network with dropout."""
+    return Objective(model or dropout_mlp(), F.mse_loss, data, training=True, **options)
