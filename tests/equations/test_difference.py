@@ -216,6 +216,7 @@ def test_noise_of_the_weights_is_the_trace_of_the_hessian():
     assert fit.explained == pytest.approx(1, abs=0.1)
 
 
+@pytest.mark.slow
 def test_mirrored_draws_have_a_tenth_of_the_error_for_small_noise():
     """Standard deviations over seeds, for equally many draws: 12 and 18 times smaller."""
     data, model = random_data(3), tanh_mlp(3, (5, 4, 1))

@@ -5,7 +5,10 @@ from dataclasses import replace
 import pytest
 import torch
 from scipy import stats
-from support.systems import draw, equations
+from support.models import minimise, random_data, tanh_mlp
+from support.partly_trained import partly_trained, random_direction
+from support.systems import draw, equations, problem_kinds
+from torch.nn import functional as F
 
 import tacit
 from tacit import reference
@@ -95,3 +98,51 @@ def test_strengths_held_at_zero_have_p_value_one_and_do_not_affect_the_others():
     fit = tacit.fit(equations(design, target), nonnegative=True)
     assert chance(fit)["r1"] == 1
     assert chance(fit)["r0"] == pytest.approx(chance(equations(design[:, [0, 2]], target))["r0"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("beside", [(), ("l2",), ("l2", "smooth_l1")], ids=len)
+def test_a_random_direction_is_reported_as_chance_in_99_of_100_trials(beside):
+    """1,000 trials on 20 networks; an alarm is a fit that does not report chance."""
+    alarms, trials = 0, 0
+    for seed in range(400, 420):
+        names = [f"random {i}" for i in range(50)]
+        families = [random_direction(name, 1000 * seed + i) for i, name in enumerate(names)]
+        candidates = [tacit.l2(), tacit.smooth_l1(1e-1), *families]
+        system = tacit.endpoint_equations(partly_trained(seed), candidates)
+        others = [system.names.index(name) for name in beside]
+        for name in names:
+            fit = tacit.fit(system.select_columns([*others, system.names.index(name)]))
+            alarms += "chance" not in problem_kinds(fit, name) and "no signal" not in problem_kinds(
+                fit
+            )
+            trials += 1
+    assert trials == 1000
+    assert alarms <= 20  # 10 are expected; 50 would be 5 %
+
+
+@pytest.mark.parametrize("scope", ["0", "*.weight"])
+def test_a_random_direction_in_a_scope_is_reported_as_chance_too(scope):
+    alarms = 0
+    for seed in range(430, 434):
+        families = [random_direction(f"random {i}", 1000 * seed + i, scope) for i in range(50)]
+        system = tacit.endpoint_equations(partly_trained(seed), [tacit.l2(), *families])
+        for index in range(1, 51):
+            fit = tacit.fit(system.select_columns([0, index]))
+            alarms += "chance" not in problem_kinds(fit, system.names[index])
+    assert alarms <= 7  # of 200
+
+
+def test_penalties_that_were_applied_are_not_reported_as_chance():
+    """Neither at the optimum nor near it."""
+    model, data = tanh_mlp(0), random_data(0)
+    minimise(model, F.mse_loss, data, {tacit.l2(): 2e-2, tacit.smooth_l1(1e-2): 1e-3})
+    regularizers = [tacit.l2(), tacit.smooth_l1(1e-2)]
+    assert not tacit.estimate(model, F.mse_loss, data, regularizers).problems
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 1e-3 * torch.randn_like(parameter)
+    near_optimum = tacit.estimate(model, F.mse_loss, data, [tacit.l2()])
+    assert near_optimum.residual_ratio > 1e-2
+    assert "chance" not in problem_kinds(near_optimum)

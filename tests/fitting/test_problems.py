@@ -1,67 +1,64 @@
-"""Weak evidence is said in words, and good fits carry none."""
+"""Weak evidence is reported as problems with remedies, and good fits have none."""
 
 from dataclasses import replace
 
 import pytest
 import torch
-from support.models import random_data, tanh_mlp
-from support.systems import equations
+from support.models import minimise, random_data, tanh_mlp
+from support.partly_trained import partly_trained, random_direction
+from support.systems import draw, equations, problem_kinds
 from torch import nn
 from torch.nn import functional as F
 
 import tacit
 
 
-def kinds(fit):
-    return [problem.kind for problem in fit.problems]
-
-
-def columns(seed, count, rows=200):
+def random_columns(seed, count, rows=200):
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(rows, count, generator=generator, dtype=torch.float64)
 
 
 def noise(seed, rows=200):
-    return columns(seed, 1, rows)[:, 0]
+    return random_columns(seed, 1, rows)[:, 0]
 
 
-def test_every_problem_says_what_to_do():
+def test_every_problem_has_a_remedy():
     objective = tacit.Objective(tanh_mlp(0), F.mse_loss, random_data(0))
-    found = tacit.fit(tacit.endpoint_equations(objective, [tacit.l2(), tacit.l2(name="twin")]))
-    assert {"unexplained", "collinear"} <= set(kinds(found))
-    for problem in found.problems:
+    fit = tacit.fit(tacit.endpoint_equations(objective, [tacit.l2(), tacit.l2(name="copy")]))
+    assert {"unexplained", "collinear"} <= set(problem_kinds(fit))
+    for problem in fit.problems:
         assert problem.message.endswith(".")
         assert len(problem.remedy) > 20
 
 
-def test_a_collinear_pair_is_named_by_both_members_and_dropping_one_clears_it():
-    design = columns(0, 3)
+def test_a_collinear_pair_is_named_and_dropping_one_of_it_solves_the_problem():
+    design = random_columns(0, 3)
     design[:, 2] = design[:, 1] * 5 + 1e-4 * noise(1)
     target = design[:, :2].sum(1) + 0.1 * noise(2)
-    found = tacit.fit(equations(design, target))
-    assert kinds(found)[0] == "collinear"
-    assert set(found.problems[0].names) == {"r1", "r2"}
+    fit = tacit.fit(equations(design, target))
+    assert problem_kinds(fit)[0] == "collinear"
+    assert set(fit.problems[0].names) == {"r1", "r2"}
     assert not tacit.fit(equations(design[:, :2], target)).problems
 
 
-def test_an_exact_fit_of_nearly_collinear_columns_is_not_called_collinear():
-    design = columns(3, 2)
+def test_an_exact_fit_of_nearly_collinear_columns_is_not_reported_as_collinear():
+    design = random_columns(3, 2)
     design[:, 1] = design[:, 0] + 1e-3 * noise(4)
-    found = tacit.fit(equations(design, design @ torch.tensor([1.0, 2.0]).double()))
-    assert found.condition > 1e3
-    assert not found.problems
-    assert list(found.strengths.values()) == pytest.approx([1, 2], rel=1e-9)
+    fit = tacit.fit(equations(design, design @ torch.tensor([1.0, 2.0]).double()))
+    assert fit.condition > 1e3
+    assert not fit.problems
+    assert list(fit.strengths.values()) == pytest.approx([1, 2], rel=1e-9)
 
 
 def test_three_dependent_columns_are_named_together():
-    design = columns(5, 4)
+    design = random_columns(5, 4)
     design[:, 3] = design[:, 0] - design[:, 1]
-    found = tacit.fit(equations(design, design[:, 0] + design[:, 2]))
-    (problem,) = [p for p in found.problems if p.kind == "collinear"]
+    fit = tacit.fit(equations(design, design[:, 0] + design[:, 2]))
+    (problem,) = [p for p in fit.problems if p.kind == "collinear"]
     assert set(problem.names) == {"r0", "r1", "r3"}
     assert "least norm" in problem.message
-    assert found.condition == float("inf")
-    assert found.inflation["r2"] == pytest.approx(1, abs=0.1)
+    assert fit.condition == float("inf")
+    assert fit.inflation["r2"] == pytest.approx(1, abs=0.1)
 
 
 def test_smooth_l1_and_ridge_collapse_when_all_weights_are_small():
@@ -70,72 +67,74 @@ def test_smooth_l1_and_ridge_collapse_when_all_weights_are_small():
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(1e-4)
-    found = tacit.estimate(model, F.mse_loss, data, [tacit.l2(), tacit.smooth_l1(1e-1)])
-    assert "collapsed" in kinds(found)
-    assert "collinear" not in kinds(found)  # said once
-    (problem,) = [p for p in found.problems if p.kind == "collapsed"]
+    fit = tacit.estimate(model, F.mse_loss, data, [tacit.l2(), tacit.smooth_l1(1e-1)])
+    assert "collapsed" in problem_kinds(fit)
+    assert "collinear" not in problem_kinds(fit)  # reported once
+    (problem,) = [p for p in fit.problems if p.kind == "collapsed"]
     assert set(problem.names) == {"l2", "smooth_l1"}
-    wide = tacit.estimate(model, F.mse_loss, data, [tacit.l2(), tacit.smooth_l1(1e-5)])
-    assert "collapsed" not in kinds(wide)
+    narrow = tacit.estimate(model, F.mse_loss, data, [tacit.l2(), tacit.smooth_l1(1e-5)])
+    assert "collapsed" not in problem_kinds(narrow)
 
 
-def test_other_columns_of_cosine_near_one_are_not_called_collapsed():
-    design = columns(7, 2)
+def test_other_columns_of_cosine_near_one_are_not_reported_as_collapsed():
+    design = random_columns(7, 2)
     design[:, 1] = design[:, 0] + 0.01 * noise(8)
-    found = tacit.fit(equations(design, design[:, 0] + noise(9)))
-    assert "collapsed" not in kinds(found)
-    assert "collinear" in kinds(found)
+    fit = tacit.fit(equations(design, design[:, 0] + noise(9)))
+    assert "collapsed" not in problem_kinds(fit)
+    assert "collinear" in problem_kinds(fit)
 
 
 def test_unexplained_names_both_causes_at_an_endpoint():
-    design = columns(10, 2)
-    found = tacit.fit(equations(design, design[:, 0] + 3 * noise(11)))
-    assert kinds(found)[0] == "unexplained"
-    assert "another regularizer" in found.problems[0].remedy
-    assert "training had not finished" in found.problems[0].remedy
-    assert "unexplained" not in kinds(tacit.fit(equations(design, design[:, 0] + 0.5 * noise(11))))
+    design = random_columns(10, 2)
+    fit = tacit.fit(equations(design, design[:, 0] + 3 * noise(11)))
+    assert problem_kinds(fit)[0] == "unexplained"
+    assert "another regularizer" in fit.problems[0].remedy
+    assert "training had not finished" in fit.problems[0].remedy
+    assert "unexplained" not in problem_kinds(
+        tacit.fit(equations(design, design[:, 0] + 0.5 * noise(11)))
+    )
 
 
-def test_a_negative_strength_is_said_and_a_hair_below_zero_is_not():
-    design = columns(12, 2)
-    below = tacit.fit(equations(design, design @ torch.tensor([1.0, -0.5]).double()))
-    assert kinds(below) == ["negative"]
-    assert below.problems[0].names == ("r1",)
-    hair = tacit.fit(equations(design, design @ torch.tensor([1.0, -1e-5]).double()))
-    assert not hair.problems
+def test_a_negative_strength_is_reported_unless_it_is_negligible():
+    design = random_columns(12, 2)
+    negative = tacit.fit(equations(design, design @ torch.tensor([1.0, -0.5]).double()))
+    assert problem_kinds(negative) == ["negative"]
+    assert negative.problems[0].names == ("r1",)
+    negligible = tacit.fit(equations(design, design @ torch.tensor([1.0, -1e-5]).double()))
+    assert not negligible.problems
 
 
-def test_a_nonnegative_fit_says_what_it_holds_at_zero():
-    design = columns(13, 2)
-    found = tacit.fit(
+def test_a_nonnegative_fit_reports_strengths_held_at_zero():
+    design = random_columns(13, 2)
+    fit = tacit.fit(
         equations(design, design @ torch.tensor([1.0, -0.5]).double()), nonnegative=True
     )
-    assert found.strengths["r1"] == 0
-    assert kinds(found) == ["negative"]
-    assert "held at zero" in found.problems[0].message
-    assert "-0.5" in found.problems[0].message
+    assert fit.strengths["r1"] == 0
+    assert problem_kinds(fit) == ["negative"]
+    assert "held at zero" in fit.problems[0].message
+    assert "-0.5" in fit.problems[0].message
 
 
-def test_an_indefinite_matrix_is_said():
+def test_an_indefinite_matrix_is_reported():
     X, y = random_data(14, inputs=4)
     model = nn.Linear(4, 1, bias=False).double()
     objective = tacit.Objective(model, F.mse_loss, (X, y))
-    found = tacit.fit(tacit.endpoint_equations(objective, [tacit.regularizers.diagonal()]))
-    assert ("indefinite" in kinds(found)) == bool((found.matrix().diagonal() < 0).any())
-    assert "negative" not in kinds(found)
-    assert bool((found.matrix().diagonal() < 0).any())
+    fit = tacit.fit(tacit.endpoint_equations(objective, [tacit.regularizers.diagonal()]))
+    assert ("indefinite" in problem_kinds(fit)) == bool((fit.matrix().diagonal() < 0).any())
+    assert "negative" not in problem_kinds(fit)
+    assert bool((fit.matrix().diagonal() < 0).any())
 
 
-def test_a_column_that_vanishes_is_said_and_its_strength_is_zero():
+def test_a_column_of_zeros_is_reported_and_its_strength_is_zero():
     model, data = tanh_mlp(15), random_data(15)
-    here = dict(model.named_parameters())
-    found = tacit.estimate(
-        model, F.mse_loss, data, [tacit.l2(), tacit.regularizers.distance_to(here)]
+    current = dict(model.named_parameters())
+    fit = tacit.estimate(
+        model, F.mse_loss, data, [tacit.l2(), tacit.regularizers.distance_to(current)]
     )
-    (problem,) = [p for p in found.problems if p.kind == "vanishing"]
+    (problem,) = [p for p in fit.problems if p.kind == "vanishing"]
     assert problem.names == ("distance_to",)
-    assert found.strengths["distance_to"] == 0
-    assert "collinear" not in kinds(found)
+    assert fit.strengths["distance_to"] == 0
+    assert "collinear" not in problem_kinds(fit)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
@@ -145,9 +144,9 @@ def test_an_unpenalised_optimum_has_no_signal(dtype, seed):
     theta = torch.linalg.lstsq(X, y).solution.T.to(dtype)
     model = nn.Linear(8, 1, bias=False).to(dtype)
     objective = tacit.Objective(model, F.mse_loss, (X.to(dtype), y.to(dtype)))
-    found = tacit.fit(tacit.endpoint_equations(objective, [tacit.l2()], params={"weight": theta}))
-    assert kinds(found) == ["no signal"]
-    assert "not mean that there was no regularization" in found.problems[0].remedy
+    fit = tacit.fit(tacit.endpoint_equations(objective, [tacit.l2()], params={"weight": theta}))
+    assert problem_kinds(fit) == ["no signal"]
+    assert "not mean that there was no regularization" in fit.problems[0].remedy
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -156,56 +155,56 @@ def test_an_interpolating_model_in_float32_has_no_signal(seed):
     theta = torch.linalg.lstsq(X, y).solution.T.float()
     model = nn.Linear(20, 1, bias=False)
     objective = tacit.Objective(model, F.mse_loss, (X.float(), y.float()))
-    found = tacit.fit(tacit.endpoint_equations(objective, [tacit.l2()], params={"weight": theta}))
-    assert kinds(found) == ["no signal"]
+    fit = tacit.fit(tacit.endpoint_equations(objective, [tacit.l2()], params={"weight": theta}))
+    assert problem_kinds(fit) == ["no signal"]
 
 
 @pytest.mark.parametrize("strength", [1e-6, 1e-4])
-def test_a_faint_ridge_is_still_a_signal(strength):
+def test_a_small_ridge_is_recovered_without_problems(strength):
     X, y = random_data(16, count=100, inputs=8)
     gram = X.T @ X / 100 + strength * torch.eye(8).double()
     theta = torch.linalg.solve(gram, X.T @ y / 100).T
     model = nn.Linear(8, 1, bias=False).double()
     objective = tacit.Objective(model, F.mse_loss, (X, y))
-    found = tacit.fit(tacit.endpoint_equations(objective, [tacit.l2()], params={"weight": theta}))
-    assert not found.problems
-    assert found.strengths["l2"] == pytest.approx(strength, rel=1e-6)
+    fit = tacit.fit(tacit.endpoint_equations(objective, [tacit.l2()], params={"weight": theta}))
+    assert not fit.problems
+    assert fit.strengths["l2"] == pytest.approx(strength, rel=1e-6)
 
 
-def test_a_model_of_zeros_says_that_ridge_cannot_be_seen():
+def test_ridge_of_a_model_of_zeros_is_vanishing():
     model = nn.Linear(5, 1, bias=False).double()
     nn.init.zeros_(model.weight)
-    found = tacit.estimate(model, F.mse_loss, random_data(17), [tacit.l2()])
-    assert "vanishing" in kinds(found)
+    fit = tacit.estimate(model, F.mse_loss, random_data(17), [tacit.l2()])
+    assert "vanishing" in problem_kinds(fit)
 
 
-def test_a_strength_below_what_stays_unexplained_is_called_faint():
-    design = columns(20, 2)
+def test_a_strength_below_the_unexplained_part_is_faint():
+    design = random_columns(20, 2)
     target = design @ torch.tensor([1.0, 0.04]).double() + 0.1 * noise(21)
-    found = tacit.fit(equations(design, target))
-    assert [(p.kind, p.names) for p in found.problems] == [("faint", ("r1",))]
-    assert "order of magnitude" in found.problems[0].remedy
-    fainter = design @ torch.tensor([1.0, 0.01]).double() + 0.1 * noise(21)
-    problems = tacit.fit(equations(design, fainter)).problems
-    assert [(p.kind, p.names) for p in problems] == [("chance", ("r1",))]  # said once
-    louder = design @ torch.tensor([1.0, 0.5]).double() + 0.1 * noise(21)
-    assert not tacit.fit(equations(design, louder)).problems
+    fit = tacit.fit(equations(design, target))
+    assert [(p.kind, p.names) for p in fit.problems] == [("faint", ("r1",))]
+    assert "order of magnitude" in fit.problems[0].remedy
+    smaller = design @ torch.tensor([1.0, 0.01]).double() + 0.1 * noise(21)
+    problems = tacit.fit(equations(design, smaller)).problems
+    assert [(p.kind, p.names) for p in problems] == [("chance", ("r1",))]  # reported once
+    larger = design @ torch.tensor([1.0, 0.5]).double() + 0.1 * noise(21)
+    assert not tacit.fit(equations(design, larger)).problems
 
 
 def test_what_a_column_adds_is_measured_apart_from_the_others():
-    """Two columns of cosine .98: what each adds on its own is a fifth of its length."""
-    design = columns(22, 2)
+    """Of two columns with cosine 0.98, each adds a fifth of its length."""
+    design = random_columns(22, 2)
     design[:, 1] = design[:, 0] + 0.2 * design[:, 1]
     target = design.sum(1) + 0.3 * noise(23)
     problems = tacit.fit(equations(design, target)).problems
     assert {p.names for p in problems if p.kind == "faint"} == {("r0",), ("r1",)}
-    apart = columns(22, 2)
-    assert not tacit.fit(equations(apart, apart.sum(1) + 0.3 * noise(23))).problems
+    independent = random_columns(22, 2)
+    assert not tacit.fit(equations(independent, independent.sum(1) + 0.3 * noise(23))).problems
 
 
-def test_faint_looks_at_the_rows_of_a_column_alone():
-    """One layer fitted exactly, another badly: the first one's strength is none the less sure."""
-    whole = equations(columns(24, 2), noise(25))
+def test_faint_considers_only_the_rows_of_a_column():
+    """A layer that is fitted badly does not make the strength of an exact layer faint."""
+    whole = equations(random_columns(24, 2), noise(25))
     blocks = [
         replace(whole.blocks[0], layer=layer, columns=(column,), rows=99, factor=torch.tensor(rows))
         for layer, column, rows in (
@@ -213,11 +212,11 @@ def test_faint_looks_at_the_rows_of_a_column_alone():
         )
     ]  # fmt: skip
     exact = [replace(block, factor=block.factor.double()) for block in blocks]
-    found = tacit.fit(replace(whole, blocks=tuple(exact)))
-    assert list(found.strengths.values()) == pytest.approx([0.01, 1])
-    assert "faint" not in kinds(found)
+    fit = tacit.fit(replace(whole, blocks=tuple(exact)))
+    assert list(fit.strengths.values()) == pytest.approx([0.01, 1])
+    assert "faint" not in problem_kinds(fit)
     exact[0] = replace(exact[0], factor=torch.tensor([[1.0, 0.01], [0.0, 0.02]]).double())
-    assert "faint" in kinds(tacit.fit(replace(whole, blocks=tuple(exact))))
+    assert "faint" in problem_kinds(tacit.fit(replace(whole, blocks=tuple(exact))))
 
 
 def test_a_nearly_collinear_pair_is_named_beside_an_exact_one():
@@ -239,3 +238,115 @@ def test_a_nearly_collinear_pair_is_named_beside_an_exact_one():
     down = tacit.regularizer("down", lambda p: -sum(t.square().sum() for t in p.values()))
     opposite = tacit.estimate(model, F.mse_loss, (X, y), [tacit.l2(), down])
     assert not any(p.kind == "negative" for p in opposite.problems)
+
+
+def test_a_good_fit_in_bfloat16_is_not_reported_as_no_signal():
+    torch.manual_seed(5)
+    X, y = random_data(5, count=400, inputs=300)
+    strength = 0.3
+    gram = X.T @ X / 400 + strength * torch.eye(300).double()
+    theta = torch.linalg.solve(gram, X.T @ y / 400).T
+    model = nn.Linear(300, 1, bias=False).bfloat16()
+    objective = tacit.Objective(model, F.mse_loss, (X.bfloat16(), y.bfloat16()))
+    fit = tacit.fit(tacit.endpoint_equations(objective, [tacit.l2()], params={"weight": theta}))
+    assert fit.explained > 0.95
+    assert "no signal" not in problem_kinds(fit)
+    assert fit.strengths["l2"] == pytest.approx(strength, rel=0.05)
+
+
+def test_a_strength_of_zero_in_an_exact_fit_is_no_problem():
+    model, data = tanh_mlp(1), random_data(1)
+    minimise(model, F.mse_loss, data, {tacit.l2(): 2e-2})
+    idle = random_direction("idle", 1)
+    fit = tacit.estimate(model, F.mse_loss, data, [tacit.l2(), tacit.smooth_l1(1e-2), idle])
+    assert abs(fit.shares["idle"]) < 1e-6
+    assert not fit.problems
+
+
+def test_a_negative_sign_is_not_reported_for_what_chance_explains():
+    design = draw(1, 200, 2)
+    target = design[:, 0] - 0.01 * design[:, 1] + 0.3 * draw(2, 200)
+    fit = tacit.fit(equations(design, target))
+    assert fit.strengths["r1"] < 0
+    assert problem_kinds(fit) == ["chance"]
+    assert "leave it out" in fit.problems[0].remedy
+    clear_target = design[:, 0] - 0.5 * design[:, 1] + 0.3 * draw(2, 200)
+    assert problem_kinds(tacit.fit(equations(design, clear_target))) == ["negative"]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_nonnegative_fit_separates_negative_strengths_from_chance(seed):
+    design = draw(30 + seed, 200, 3)
+    target = design @ torch.tensor([1.0, -0.5, 0.0]).double() + 0.1 * draw(40 + seed, 200)
+    fit = tacit.fit(equations(design, target), nonnegative=True)
+    assert problem_kinds(fit, "r1") == ["negative"]
+    assert problem_kinds(fit, "r2") == ["chance"]
+    assert problem_kinds(fit, "r0") == []
+
+
+def test_single_entries_of_matrices_are_not_reported_as_chance():
+    objective, family = partly_trained(401), tacit.regularizers.diagonal(scope="4.bias")
+    fit = tacit.fit(tacit.endpoint_equations(objective, [family]))
+    assert "chance" not in problem_kinds(fit)
+
+
+def collinear_candidates(model):
+    """Candidates that are collinear with l2 at this model, and the names of the collinear group."""
+    current = {n: p.detach().clone() for n, p in model.named_parameters()}
+    zeros = {n: torch.zeros_like(p) for n, p in current.items()}
+    center = {n: 1e-4 * draw(5 + i, *p.shape) for i, (n, p) in enumerate(current.items())}
+
+    def distance(params):
+        return sum((p - center[n]).square().sum() for n, p in params.items())
+
+    return {
+        "distance": ([tacit.regularizers.distance_to(zeros)], {"l2", "distance_to"}),
+        "scaled": ([tacit.regularizer("half", lambda p: distance(p) / 2)], {"l2", "half"}),
+        "layers": ([tacit.layerwise(tacit.l2())], {"l2", "l2[0]", "l2[2]", "l2[4]"}),
+    }
+
+
+@pytest.mark.parametrize("case", ["distance", "scaled", "layers"])
+def test_only_collinear_columns_are_named_and_dropping_any_one_solves_the_problem(case):
+    objective = partly_trained(410)
+    added, collinear = collinear_candidates(objective.model)[case]
+    unrelated = [tacit.smooth_l1(1e-1), random_direction("other", 3)]
+    system = tacit.endpoint_equations(objective, [tacit.l2(), *unrelated, *added])
+    (problem,) = [p for p in tacit.fit(system).problems if p.kind == "collinear"]
+    assert set(problem.names) == collinear
+    assert not any("chance" in problem_kinds(tacit.fit(system), name) for name in collinear)
+    for dropped in collinear:
+        others = [i for i, name in enumerate(system.names) if name != dropped]
+        assert "collinear" not in problem_kinds(tacit.fit(system.select_columns(others)))
+
+
+def test_a_combination_is_written_with_its_coefficients():
+    design = draw(6, 100, 4)
+    design[:, 2] = 5 * design[:, 0]
+    exact = tacit.fit(equations(design, draw(7, 100)))
+    (problem,) = [p for p in exact.problems if p.kind == "collinear"]
+    assert problem.names == ("r0", "r2")
+    assert "1.00·r0 − 1.00·r2 = 0" in problem.message.replace(
+        "−1.00·r0 + 1.00·r2", "1.00·r0 − 1.00·r2"
+    )
+    design[:, 2] = design[:, 0] + design[:, 1] + 1e-3 * draw(8, 100)
+    near = tacit.fit(equations(design, draw(7, 100)))
+    (problem,) = [p for p in near.problems if p.kind == "collinear"]
+    assert set(problem.names) == {"r0", "r1", "r2"}
+    assert problem.names[0] == "r2"  # the largest coefficient first: it is the one to drop
+    unit = design[:, :3].norm(dim=0) / design[:, 2].norm()
+    for column in (0, 1):
+        assert f"{float(unit[column]):.2f}·r{column}" in problem.message
+    assert "1.00·r2" in problem.message
+    assert f"{near.inflation['r2']:.2g}" in problem.message
+
+
+@pytest.mark.parametrize("distance", [0.0, 1e-4])
+def test_two_pairs_are_two_problems(distance):
+    """Their singular values are equal, so that singular vectors mix the pairs."""
+    design = draw(9, 100, 5)
+    design[:, 1] = -2 * design[:, 0] + distance * draw(10, 100)
+    design[:, 4] = 3 * design[:, 3] + distance * draw(11, 100)
+    problems = tacit.fit(equations(design, draw(12, 100))).problems
+    pairs = {p.names for p in problems if p.kind == "collinear"}
+    assert pairs == {("r0", "r1"), ("r3", "r4")}

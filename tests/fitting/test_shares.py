@@ -91,3 +91,11 @@ def test_orders_that_leave_out_or_repeat_a_regularizer_are_refused():
         ordered_shares(system, "r0")
     with pytest.raises(tacit.InputError, match="pass a Fit"):
         unique_shares([1.0])
+
+
+def test_the_unique_share_of_a_collinear_column_is_zero():
+    design = draw(15, 50, 2)
+    duplicated = equations(design[:, [0, 0, 1]], design.sum(1))
+    shares = unique_shares(duplicated)
+    assert [shares["r0"], shares["r1"]] == pytest.approx([0, 0], abs=1e-12)
+    assert shares["r2"] > 0.1

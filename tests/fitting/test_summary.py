@@ -1,22 +1,80 @@
-"""The summary shows what a reader needs, and never a bare strength."""
+"""The summary says how much is explained, what was fitted, and what not to trust."""
 
+import pytest
 import torch
 from support.models import random_data, tanh_mlp
+from support.systems import draw, equations
 from torch.nn import functional as F
 
 import tacit
-from tacit.fitting import summary as report
+from tacit.fitting import summary
 
 
-def found(**options):
+def fit_network(**options):
     model = tanh_mlp(0)
     model[0].bias.requires_grad_(False)
     regularizers = [tacit.l2(), tacit.smooth_l1(1e-3)]
     return tacit.estimate(model, F.mse_loss, random_data(0), regularizers, **options)
 
 
-def test_the_header_says_what_was_fitted_to_what():
-    text = found(known={tacit.l2(): 5e-5}).summary()
+def first_lines(fit):
+    """The lines above the first rule."""
+    lines = fit.summary().splitlines()
+    return lines[: next(i for i, line in enumerate(lines) if set(line) == {"─"})]
+
+
+def fit_columns(count, noise):
+    design = draw(1, 400, count)
+    return tacit.fit(equations(design, design.sum(1) + noise * draw(2, 400)))
+
+
+@pytest.mark.parametrize(
+    ("count", "names"),
+    [
+        (1, "r0 explains"),
+        (2, "r0 and r1 explain"),
+        (3, "r0, r1 and r2 explain"),
+        (4, "r0, r1, r2 and 1 more explain"),
+        (9, "r0, r1, r2 and 6 more explain"),
+    ],
+)
+def test_the_first_line_says_how_much_the_regularizers_explain(count, names):
+    exact, noisy = fit_columns(count, 0.0), fit_columns(count, 6.0)
+    assert first_lines(exact) == [f"{names} 100.0 % of the target."]
+    assert noisy.explained < 0.5
+    assert first_lines(noisy) == [
+        f"{names} {100 * noisy.explained:.1f} % of the target.",
+        "Strengths in parentheses describe only that part of the target.",
+    ]
+
+
+def test_the_first_line_says_that_there_is_no_signal():
+    X, y = torch.eye(2).double(), torch.tensor([[2.0], [4.0]]).double()
+    model = torch.nn.Linear(2, 1, bias=False).double()
+    model.weight.data = y.T.clone()
+    fit = tacit.estimate(model, F.mse_loss, (X, y), [tacit.l2()])
+    (line,) = first_lines(fit)
+    assert line.startswith("NO SIGNAL: the target is noise; do not interpret")
+    assert line.endswith("strength of l2.")
+
+
+def test_strengths_of_an_unexplained_target_are_in_parentheses():
+    fit = fit_network()
+    assert fit.explained < 0.5
+    lines = fit.summary().splitlines()
+    for name, strength in fit.strengths.items():
+        (row,) = [line for line in lines if line.startswith(f"{name} ")][-1:]
+        assert f"({strength:.6g})" in row
+    explained = fit_columns(1, 0.0)
+    assert f"({explained.strengths['r0']:.6g})" not in explained.summary()
+
+
+def test_a_fit_without_error_bars_says_how_to_add_them():
+    assert "tacit.score_examples" in fit_columns(1, 0.0).summary()
+
+
+def test_the_header_describes_the_target_the_data_and_the_parameters():
+    text = fit_network(known={tacit.l2(): 5e-5}).summary()
     for part in (
         "endpoint equations",
         "−∇L",
@@ -29,49 +87,27 @@ def test_the_header_says_what_was_fitted_to_what():
 
 
 def test_the_table_has_a_row_per_regularizer_and_error_bars_that_name_their_kind():
-    fit = found()
+    fit = fit_network()
     lines = fit.summary().splitlines()
     (head,) = [line for line in lines if line.startswith("regularizer")]
     assert head.split() == ["regularizer", "strength", "±layers", "share", "inflation"]
-    row = next(line for line in lines if line.startswith("smooth_l1")).split()
+    (row,) = [line.split() for line in lines if line.startswith("smooth_l1 ")]
     assert float(row[1].strip("()")) == float(f"{fit.strengths['smooth_l1']:.6g}")
     assert row[2] == f"{fit.standard_errors['layers']['smooth_l1']:.3g}"
     text = " ".join(fit.summary().split())
     low, high = fit.intervals()["layers"]["smooth_l1"]
     assert f"smooth_l1 [{low:.4g}, {high:.4g}]" in text
-    assert "±layers: standard errors over which layers are looked at, from 2 layers." in text
+    assert "±layers: standard errors over which layers are fitted, from 2 layers." in text
 
 
-def test_it_leads_with_what_is_not_explained_and_puts_such_strengths_in_parentheses():
-    fit = found()
-    assert fit.explained < 0.5
-    lines = fit.summary().splitlines()
-    assert lines[1].startswith(f"NOT EXPLAINED: {100 * (1 - fit.explained):.1f} % of the target.")
-    for name, strength in fit.strengths.items():
-        (row,) = [line for line in lines if line.startswith(f"{name} ")]
-        assert f"({strength:.6g})" in row
-    X, y = torch.eye(2).double(), torch.tensor([[2.0], [4.0]]).double()
-    model = torch.nn.Linear(2, 1, bias=False).double()
-    model.weight.data = y.T / 1.5
-    good = tacit.estimate(model, F.mse_loss, (X, y), [tacit.l2()])
-    text = good.summary()
-    assert text.splitlines()[1] == "100.0 % of the target is explained by l2."
-    assert "(0.25)" not in text
-    assert "score_examples" in text  # one layer at one point has no error bars of its own
-    still = torch.nn.Linear(2, 1, bias=False).double()
-    still.weight.data = y.T.clone()
-    lost = tacit.estimate(still, F.mse_loss, (X, y), [tacit.l2()]).summary()
-    assert lost.splitlines()[1].startswith("NO SIGNAL")
+def test_percentages_have_more_digits_near_0_and_100():
+    texts = {0.5: "50.0 %", 0.996: "99.6 %", 0.99996: "99.996 %", 4e-5: "0.004 %"}
+    texts |= {1.0: "100.0 %", 1 - 1e-12: "100.0 %", 0.0: "0.0 %"}
+    assert {part: summary._percent(part) for part in texts} == texts
 
 
-def test_a_percentage_has_the_digits_that_it_needs():
-    shown = {0.5: "50.0 %", 0.996: "99.6 %", 0.99996: "99.996 %", 4e-5: "0.004 %"}
-    shown |= {1.0: "100.0 %", 1 - 1e-12: "100.0 %", 0.0: "0.0 %"}
-    assert {part: report._percent(part) for part in shown} == shown
-
-
-def test_the_footer_says_how_much_is_explained_and_how_stationary_the_point_was():
-    fit = found()
+def test_the_footer_says_how_much_is_explained_and_the_size_of_the_gradient():
+    fit = fit_network()
     text = fit.summary()
     assert f"explained {fit.explained:.4f}" in text
     assert f"‖∇L‖ {fit.gradient_norm:.4g}" in text
@@ -79,8 +115,8 @@ def test_the_footer_says_how_much_is_explained_and_how_stationary_the_point_was(
     assert "‖θ‖" in text
 
 
-def test_problems_stand_below_with_their_remedies():
-    fit = found()
+def test_problems_are_listed_with_their_remedies():
+    fit = fit_network()
     text = " ".join(fit.summary().split())
     assert fit.problems
     for problem in fit.problems:
@@ -91,23 +127,34 @@ def test_problems_stand_below_with_their_remedies():
 def test_problems_of_one_kind_share_their_remedy():
     model = torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(8))).double()
     X = torch.randn(30, 4, generator=torch.Generator().manual_seed(0)).double()
-    many = tacit.estimate(model, F.mse_loss, (X, X.flip(1)), tacit.layerwise(tacit.l2()))
-    alike = [problem for problem in many.problems if problem.kind == "chance"]
-    assert len(alike) > 3
-    text = " ".join(many.summary().split())
-    assert text.count(" ".join(alike[0].remedy.split())) == 1
-    assert f"So it is for {alike[2].names[0]}" in text
+    fit = tacit.estimate(model, F.mse_loss, (X, X.flip(1)), tacit.layerwise(tacit.l2()))
+    problems = [problem for problem in fit.problems if problem.kind == "chance"]
+    assert len(problems) > 3
+    text = " ".join(fit.summary().split())
+    assert text.count(" ".join(problems[0].remedy.split())) == 1
+    assert f"The same holds for {problems[2].names[0]}" in text
 
 
 def test_printing_a_fit_prints_its_summary():
-    fit = found()
+    fit = fit_network()
     assert str(fit) == fit.summary()
     assert "explained" in repr(fit)
 
 
-def test_lines_are_narrow_and_long_tables_are_cut():
+def test_lines_have_at_most_88_characters_and_long_tables_are_cut():
     model = torch.nn.Linear(60, 1).double()
     objective = tacit.Objective(model, F.mse_loss, random_data(1, inputs=60))
     text = tacit.fit(tacit.endpoint_equations(objective, [tacit.regularizers.diagonal()])).summary()
     assert max(map(len, text.splitlines())) <= 88
     assert "… and 21 more" in text
+
+
+def test_a_summary_of_stacked_equations_lists_where_their_sources_differ():
+    small = tacit.Objective(tanh_mlp(7), F.mse_loss, random_data(7, count=10))
+    large = tacit.Objective(tanh_mlp(7), F.mse_loss, random_data(8, count=64))
+    first = tacit.endpoint_equations(small, [tacit.l2()])
+    second = tacit.endpoint_equations(large, [tacit.l2()], known={tacit.l1(): 0.1})
+    text = tacit.fit(tacit.stack([first, second])).summary()
+    assert "differ: 10, 64" in text
+    assert "differ: no penalties, l1 = 0.1" in text
+    assert "layer 2" in tacit.fit(first).layers["2"].summary()

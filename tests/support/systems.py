@@ -1,4 +1,4 @@
-"""Dense systems as equations, and how many of them a property is tried on."""
+"""Dense systems as equations, and how many of them a property is checked on."""
 
 import torch
 from hypothesis import settings
@@ -11,28 +11,47 @@ quick = settings(max_examples=60, deadline=None, derandomize=True)
 
 
 def source(**changes):
-    plain = {
+    """A source with plain facts, some of them changed."""
+    facts = {
         "mode": "endpoint", "loss": "loss", "examples": 1, "parameters": 1, "tensors": 1,
         "frozen": 0, "tied": 0, "dtype": "float64", "gradient_norm": 1.0, "parameter_norm": 1.0,
     }  # fmt: skip
-    return Source(**(plain | changes))
+    return Source(**(facts | changes))
 
 
 def equations(design, target, *, blocks=1, kinds=None, **changes):
-    """Equations of a dense system, its rows spread over blocks."""
+    """Equations of a dense system r0, r1, …, its rows divided among blocks."""
     targets = target if target.ndim == 2 else target[:, None]
     rows = torch.cat([design, targets], dim=1)
-    parts = [
+    block_list = [
         Block(str(i), tuple(range(design.shape[1])), triangular_factor(part), len(part), 0, 0.0)
         for i, part in enumerate(rows.chunk(blocks))
     ]
     names = tuple(f"r{j}" for j in range(design.shape[1]))
     kinds = kinds or [""] * len(names)
     families = tuple(Family(n, kind, 1) for n, kind in zip(names, kinds, strict=True))
-    return Equations(families, names, targets.shape[1], tuple(parts), (source(**changes),))
+    return Equations(families, names, targets.shape[1], tuple(block_list), (source(**changes),))
+
+
+def equations_of_parts(parts, count, *, mode="endpoint"):
+    """Equations of `count` strengths from parts (layer, source, step, [design | targets]).
+
+    Columns that are zero in a part are left out of its block.
+    """
+    blocks = []
+    for layer, place, step, rows in parts:
+        columns = tuple(torch.nonzero(rows[:, :count].norm(dim=0))[:, 0].tolist())
+        active = torch.cat([rows[:, list(columns)], rows[:, count:]], dim=1)
+        factor = triangular_factor(active)
+        blocks.append(Block(layer, columns, factor, len(rows), 0, 0.0, place, step))
+    names = tuple(f"r{i}" for i in range(count))
+    sources = tuple(source(mode=mode) for _ in range(1 + max(part[1] for part in parts)))
+    families = tuple(Family(name, "", 1) for name in names)
+    return Equations(families, names, parts[0][3].shape[1] - count, tuple(blocks), sources)
 
 
 def random_system(seed, rank_loss=0, scales=True):
+    """A design of 2 to 6 columns, the last `rank_loss` dependent on the others, and a target."""
     generator = torch.Generator().manual_seed(seed)
     k = int(torch.randint(2, 7, (), generator=generator))
     p = int(torch.randint(k, 60, (), generator=generator))
@@ -47,10 +66,12 @@ def random_system(seed, rank_loss=0, scales=True):
     return design, torch.randn(p, generator=generator, dtype=torch.float64)
 
 
-def values(fit):
-    return torch.tensor(list(fit.strengths.values()), dtype=torch.float64)
-
-
 def draw(seed, *size):
+    """Standard normal numbers in float64."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(*size, generator=generator, dtype=torch.float64)
+
+
+def problem_kinds(fit, name=None):
+    """The kinds of a fit's problems, in order; with a name only of those that concern it."""
+    return [p.kind for p in fit.problems if name is None or name in p.names]
