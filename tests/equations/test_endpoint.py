@@ -151,8 +151,8 @@ def test_both_strengths_of_an_elastic_net_are_recovered(trained):
 
 
 def test_the_strengths_of_every_layer_are_recovered(trained_by_layer):
-    *problem, regularizers, strengths = trained_by_layer
-    fit = tacit.estimate(*problem, regularizers)
+    *trained_model, regularizers, strengths = trained_by_layer
+    fit = tacit.estimate(*trained_model, regularizers)
     assert list(fit.strengths.values()) == pytest.approx(strengths.tolist(), rel=1e-6)
     assert not fit.problems
 

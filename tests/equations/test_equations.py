@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from support.candidates import dense_rows, make_candidates, make_problem
+from support.candidates import dense_rows, make_candidates, network_with_objective
 from support.descent import descend
 from support.models import params_of, random_data, tanh_mlp
 from torch.nn import functional as F
@@ -12,7 +12,7 @@ from tacit import reference
 
 
 def test_a_layer_is_a_module_and_drops_columns_that_are_zero_there():
-    model, _, objective = make_problem()
+    model, _, objective = network_with_objective()
     family = tacit.layerwise(tacit.l2())
     fit = tacit.fit(tacit.endpoint_equations(objective, [family, tacit.l2(name="all")]))
     assert list(fit.layers) == ["0", "2", "4"]
@@ -28,7 +28,7 @@ def test_a_layer_is_a_module_and_drops_columns_that_are_zero_there():
 def test_stacking_shares_one_strength_between_endpoints():
     parts, rows = [], []
     for seed in (1, 2, 3):
-        model, data, objective = make_problem(seed)
+        model, data, objective = network_with_objective(seed)
         parts.append(tacit.endpoint_equations(objective, make_candidates()))
         rows.append(dense_rows(model, data, make_candidates()))
     matrix = torch.cat(rows)
@@ -60,7 +60,7 @@ def test_every_step_of_a_trajectory_is_a_system_of_its_own():
 
 def test_the_same_model_and_data_give_the_same_bytes():
     def make_factor():
-        _, _, objective = make_problem(5)
+        _, _, objective = network_with_objective(5)
         return tacit.endpoint_equations(objective, make_candidates()).factor()
 
     assert torch.equal(make_factor(), make_factor())

@@ -4,7 +4,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from support.bad_calls import OBJECTIVE, X, assert_refused
-from support.candidates import make_candidates, make_problem
+from support.candidates import make_candidates, network_with_objective
 from support.models import random_data, tanh_mlp
 from torch.nn import functional as F
 
@@ -15,7 +15,7 @@ EQUATIONS = tacit.endpoint_equations(OBJECTIVE, tacit.l2())
 
 
 def test_saved_and_loaded_equations_fit_identically(tmp_path):
-    _, _, objective = make_problem()
+    _, _, objective = network_with_objective()
     with_known = tacit.endpoint_equations(objective, make_candidates(), known={tacit.l2(): 1e-3})
     stacked = tacit.stack([with_known, tacit.endpoint_equations(objective, make_candidates())])
     stacked.save(tmp_path / "equations.safetensors")

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from support.candidates import dense_rows, make_candidates, make_problem
+from support.candidates import dense_rows, make_candidates, network_with_objective
 from support.models import random_data
 from torch import nn
 from torch.nn import functional as F
@@ -14,7 +14,7 @@ from tacit.equations import rows
 @pytest.mark.parametrize("chunk", [1, 7, 64, 2**21])
 def test_slices_of_any_size_give_the_dense_inner_products(chunk, monkeypatch):
     monkeypatch.setattr(rows, "CHUNK", chunk)
-    model, data, objective = make_problem()
+    model, data, objective = network_with_objective()
     equations = tacit.endpoint_equations(objective, make_candidates())
     dense = dense_rows(model, data, make_candidates())
     factor = equations.factor()
@@ -23,7 +23,7 @@ def test_slices_of_any_size_give_the_dense_inner_products(chunk, monkeypatch):
 
 
 def test_a_block_holds_a_few_numbers_for_any_parameter_count():
-    _, _, objective = make_problem(sizes=(5, 300, 300, 1))
+    _, _, objective = network_with_objective(sizes=(5, 300, 300, 1))
     equations = tacit.endpoint_equations(objective, make_candidates())
     assert equations.rows > 90_000
     assert sum(block.factor.numel() for block in equations.blocks) <= 3 * 4 * 4

@@ -156,10 +156,7 @@ def test_steps_agree_with_the_dense_cosine_sums():
     assert bars is not None
     gram = sum(r[:, :2].T @ r[:, :2] for r in rows)
     influences = torch.stack(
-        [
-            torch.linalg.least_squares(gram, r[:, :2].T @ (r[:, 2] - r[:, :2] @ strengths))
-            for r in rows
-        ]
+        [torch.linalg.solve(gram, r[:, :2].T @ (r[:, 2] - r[:, :2] @ strengths)) for r in rows]
     )
     cosine_sums = [
         sum(

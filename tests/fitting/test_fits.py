@@ -24,7 +24,7 @@ def test_full_rank_fits_equal_the_dense_oracle(seed, blocks):
     expected = reference.fit(design, target)
     torch.testing.assert_close(strengths_of(fit), expected, rtol=1e-8, atol=0)
     assert fit.explained == pytest.approx(reference.explained(design, expected, target), abs=1e-8)
-    assert sum(fit.shares.strengths_of()) == pytest.approx(fit.explained, abs=1e-12)
+    assert sum(fit.shares.values()) == pytest.approx(fit.explained, abs=1e-12)
     assert fit.residual_ratio**2 == pytest.approx(1 - fit.explained, abs=1e-8)
     assert fit.cosine**2 == pytest.approx(fit.explained, abs=1e-8)
 

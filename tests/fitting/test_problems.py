@@ -13,15 +13,6 @@ from torch.nn import functional as F
 import tacit
 
 
-def random_columns(seed, count, rows=200):
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(rows, count, generator=generator, dtype=torch.float64)
-
-
-def noise(seed, rows=200):
-    return random_columns(seed, 1, rows)[:, 0]
-
-
 def test_every_problem_has_a_remedy():
     objective = tacit.Objective(tanh_mlp(0), F.mse_loss, random_data(0))
     fit = tacit.fit(tacit.endpoint_equations(objective, [tacit.l2(), tacit.l2(name="copy")]))
@@ -32,9 +23,9 @@ def test_every_problem_has_a_remedy():
 
 
 def test_a_collinear_pair_is_named_and_dropping_one_of_it_solves_the_problem():
-    design = random_columns(0, 3)
-    design[:, 2] = design[:, 1] * 5 + 1e-4 * noise(1)
-    target = design[:, :2].sum(1) + 0.1 * noise(2)
+    design = draw(0, 200, 3)
+    design[:, 2] = design[:, 1] * 5 + 1e-4 * draw(1, 200)
+    target = design[:, :2].sum(1) + 0.1 * draw(2, 200)
     fit = tacit.fit(equations(design, target))
     assert problem_kinds(fit)[0] == "collinear"
     assert set(fit.problems[0].names) == {"r1", "r2"}
@@ -42,8 +33,8 @@ def test_a_collinear_pair_is_named_and_dropping_one_of_it_solves_the_problem():
 
 
 def test_an_exact_fit_of_nearly_collinear_columns_is_not_reported_as_collinear():
-    design = random_columns(3, 2)
-    design[:, 1] = design[:, 0] + 1e-3 * noise(4)
+    design = draw(3, 200, 2)
+    design[:, 1] = design[:, 0] + 1e-3 * draw(4, 200)
     fit = tacit.fit(equations(design, design @ torch.tensor([1.0, 2.0]).double()))
     assert fit.condition > 1e3
     assert not fit.problems
@@ -51,7 +42,7 @@ def test_an_exact_fit_of_nearly_collinear_columns_is_not_reported_as_collinear()
 
 
 def test_three_dependent_columns_are_named_together():
-    design = random_columns(5, 4)
+    design = draw(5, 200, 4)
     design[:, 3] = design[:, 0] - design[:, 1]
     fit = tacit.fit(equations(design, design[:, 0] + design[:, 2]))
     (problem,) = [p for p in fit.problems if p.kind == "collinear"]
@@ -77,26 +68,26 @@ def test_smooth_l1_and_ridge_collapse_when_all_weights_are_small():
 
 
 def test_other_columns_of_cosine_near_one_are_not_reported_as_collapsed():
-    design = random_columns(7, 2)
-    design[:, 1] = design[:, 0] + 0.01 * noise(8)
-    fit = tacit.fit(equations(design, design[:, 0] + noise(9)))
+    design = draw(7, 200, 2)
+    design[:, 1] = design[:, 0] + 0.01 * draw(8, 200)
+    fit = tacit.fit(equations(design, design[:, 0] + draw(9, 200)))
     assert "collapsed" not in problem_kinds(fit)
     assert "collinear" in problem_kinds(fit)
 
 
 def test_unexplained_names_both_causes_at_an_endpoint():
-    design = random_columns(10, 2)
-    fit = tacit.fit(equations(design, design[:, 0] + 3 * noise(11)))
+    design = draw(10, 200, 2)
+    fit = tacit.fit(equations(design, design[:, 0] + 3 * draw(11, 200)))
     assert problem_kinds(fit)[0] == "unexplained"
     assert "another regularizer" in fit.problems[0].remedy
     assert "training had not finished" in fit.problems[0].remedy
     assert "unexplained" not in problem_kinds(
-        tacit.fit(equations(design, design[:, 0] + 0.5 * noise(11)))
+        tacit.fit(equations(design, design[:, 0] + 0.5 * draw(11, 200)))
     )
 
 
 def test_a_negative_strength_is_reported_unless_it_is_negligible():
-    design = random_columns(12, 2)
+    design = draw(12, 200, 2)
     negative = tacit.fit(equations(design, design @ torch.tensor([1.0, -0.5]).double()))
     assert problem_kinds(negative) == ["negative"]
     assert negative.problems[0].names == ("r1",)
@@ -105,7 +96,7 @@ def test_a_negative_strength_is_reported_unless_it_is_negligible():
 
 
 def test_a_nonnegative_fit_reports_strengths_held_at_zero():
-    design = random_columns(13, 2)
+    design = draw(13, 200, 2)
     fit = tacit.fit(
         equations(design, design @ torch.tensor([1.0, -0.5]).double()), nonnegative=True
     )
@@ -179,32 +170,32 @@ def test_ridge_of_a_model_of_zeros_is_vanishing():
 
 
 def test_a_strength_below_the_unexplained_part_is_faint():
-    design = random_columns(20, 2)
-    target = design @ torch.tensor([1.0, 0.04]).double() + 0.1 * noise(21)
+    design = draw(20, 200, 2)
+    target = design @ torch.tensor([1.0, 0.04]).double() + 0.1 * draw(21, 200)
     fit = tacit.fit(equations(design, target))
     assert [(p.kind, p.names) for p in fit.problems] == [("faint", ("r1",))]
     assert "order of magnitude" in fit.problems[0].remedy
-    smaller = design @ torch.tensor([1.0, 0.01]).double() + 0.1 * noise(21)
+    smaller = design @ torch.tensor([1.0, 0.01]).double() + 0.1 * draw(21, 200)
     problems = tacit.fit(equations(design, smaller)).problems
     assert [(p.kind, p.names) for p in problems] == [("chance", ("r1",))]  # reported once
-    larger = design @ torch.tensor([1.0, 0.5]).double() + 0.1 * noise(21)
+    larger = design @ torch.tensor([1.0, 0.5]).double() + 0.1 * draw(21, 200)
     assert not tacit.fit(equations(design, larger)).problems
 
 
 def test_what_a_column_adds_is_measured_apart_from_the_others():
     """Of two columns with cosine 0.98, each adds a fifth of its length."""
-    design = random_columns(22, 2)
+    design = draw(22, 200, 2)
     design[:, 1] = design[:, 0] + 0.2 * design[:, 1]
-    target = design.sum(1) + 0.3 * noise(23)
+    target = design.sum(1) + 0.3 * draw(23, 200)
     problems = tacit.fit(equations(design, target)).problems
     assert {p.names for p in problems if p.kind == "faint"} == {("r0",), ("r1",)}
-    independent = random_columns(22, 2)
-    assert not tacit.fit(equations(independent, independent.sum(1) + 0.3 * noise(23))).problems
+    independent = draw(22, 200, 2)
+    assert not tacit.fit(equations(independent, independent.sum(1) + 0.3 * draw(23, 200))).problems
 
 
 def test_faint_considers_only_the_rows_of_a_column():
     """A layer that is fitted badly does not make the strength of an exact layer faint."""
-    whole = equations(random_columns(24, 2), noise(25))
+    whole = equations(draw(24, 200, 2), draw(25, 200))
     blocks = [
         replace(whole.blocks[0], layer=layer, columns=(column,), rows=99, factor=torch.tensor(rows))
         for layer, column, rows in (

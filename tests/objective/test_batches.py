@@ -19,7 +19,6 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-import tacit
 from tacit import InputError, Objective
 
 
@@ -46,9 +45,9 @@ class Shuffled:
 
 def test_batches_that_can_be_read_only_once_are_refused_and_shuffled_ones_are_not():
     batches = split_batches(*random_data(1, count=50), size=10)
-    with pytest.raises(tacit.InputError, match="only once"):
-        tacit.Objective(tanh_mlp(1), F.mse_loss, ReadOnce(batches))
-    shuffled = tacit.Objective(tanh_mlp(1), F.mse_loss, Shuffled(batches))
+    with pytest.raises(InputError, match="only once"):
+        Objective(tanh_mlp(1), F.mse_loss, ReadOnce(batches))
+    shuffled = Objective(tanh_mlp(1), F.mse_loss, Shuffled(batches))
     assert shuffled.count == 50
 
 
@@ -94,7 +93,7 @@ CHANGING_LOADERS = {
 
 @pytest.mark.parametrize(("make_data", "words"), CHANGING_LOADERS.values(), ids=CHANGING_LOADERS)
 def test_a_loader_whose_examples_change_between_passes_is_refused(make_data, words):
-    with pytest.raises(tacit.InputError, match=words):
+    with pytest.raises(InputError, match=words):
         Objective(tanh_mlp(0), F.mse_loss, make_data())
 
 
@@ -127,7 +126,7 @@ def test_a_randomly_augmenting_data_set_is_refused(noise):
         def __getitem__(self, index):
             return {"pair": (torch.ones(5, dtype=torch.float64) * noise(), torch.ones(1))}
 
-    with pytest.raises(tacit.InputError, match=r"first item differs.*without augmentation"):
+    with pytest.raises(InputError, match=r"first item differs.*without augmentation"):
         Objective.from_batch_loss(tanh_mlp(0), lambda m, b: m(b["pair"][0])[:, 0], Augmented())
 
 

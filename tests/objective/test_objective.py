@@ -11,15 +11,15 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from tacit import Objective, reference
 
-PROBLEMS = {
+CASES = {
     "mlp": (lambda: tanh_mlp(0), F.mse_loss, random_data(1)),
     "cnn": (lambda: small_cnn(0), F.cross_entropy, image_data(1)),
 }
 
 
-@pytest.mark.parametrize("problem", PROBLEMS.values(), ids=PROBLEMS)
-def test_value_gradient_and_hessian_product_equal_the_dense_oracle(problem):
-    make_model, loss, data = problem
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_value_gradient_and_hessian_product_equal_the_dense_oracle(case):
+    make_model, loss, data = case
     model = make_model()
     objective = Objective(model, loss, data, batch_size=7)
     params, dense_loss = params_of(model), loss_of(model, loss, data)

@@ -8,7 +8,7 @@ from support.models import loss_of, params_of, random_data, tanh_mlp
 from tacit import reference
 
 
-def make_problem(seed=0, sizes=(5, 8, 6, 1)):
+def network_with_objective(seed=0, sizes=(5, 8, 6, 1)):
     model, data = tanh_mlp(seed, sizes), random_data(seed)
     return model, data, tacit.Objective(model, F.mse_loss, data)
 
