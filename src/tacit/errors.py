@@ -1,4 +1,4 @@
-"""The two ways in which tacit says no: a wrong call raises, weak evidence is reported."""
+"""InputError for a wrong call, Problem for weak evidence."""
 
 from dataclasses import dataclass
 
@@ -11,9 +11,9 @@ class InputError(ValueError):
 class Problem:
     """A reason not to trust a fit, in words a reader can act on.
 
-    `kind` of a fit's is one of: no signal, noisy, unexplained, underdetermined, collinear,
-    collapsed, vanishing, unsettled, chance, faint, negative, indefinite, zeros, drifting. `names`
-    are the strengths that it concerns.
+    The kind of a fit's problem is one of: no signal, noisy, unexplained, underdetermined,
+    collapsed, collinear, vanishing, unsettled, chance, faint, negative, indefinite, drifting,
+    zeros. `names` are the strengths that it concerns.
     """
 
     kind: str

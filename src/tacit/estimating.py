@@ -1,4 +1,4 @@
-"""The short way through everything: estimates from a model, a loss and data in one call."""
+"""Estimates from a model, a loss and data in one call."""
 
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, TypeVar
@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 from torch import Tensor, nn
 
 from tacit.equations.endpoint import endpoint_equations
-from tacit.equations.resampling import checked_point
+from tacit.equations.resampling import check_point
 from tacit.errors import InputError
 from tacit.fitting.fits import Fit, fit
 from tacit.objective.losses import Loss
@@ -86,6 +86,6 @@ def time_varying(
         )
     fits: dict[Time, Fit] = {}
     for time in track(checkpoints, total=len(checkpoints), label="checkpoints"):
-        point = checked_point(objective, checkpoints[time], what=f"checkpoint {time!r}")
+        point = check_point(objective, checkpoints[time], what=f"checkpoint {time!r}")
         fits[time] = fit(endpoint_equations(objective, regularizers, params=point, known=known))
     return fits

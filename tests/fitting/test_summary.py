@@ -54,7 +54,7 @@ def test_the_first_line_says_that_there_is_no_signal():
     model.weight.data = y.T.clone()
     fit = tacit.estimate(model, F.mse_loss, (X, y), [tacit.l2()])
     (line,) = first_lines(fit)
-    assert line.startswith("NO SIGNAL: the target is noise; do not interpret")
+    assert line.startswith("NO SIGNAL: the target is only noise or rounding; do not interpret")
     assert line.endswith("strength of l2.")
 
 

@@ -25,7 +25,7 @@ def difference_equations(
     groups: int | None = None,
     rows: Scope = None,
 ) -> Equations:
-    """Equations Σ λ_k ∇R_k(θ) = ∇L_technique(θ) − ∇L_plain(θ): the effect of the technique alone.
+    """Equations Σ λ_k ∇R_k(θ) = ∇L_technique(θ) − ∇L_plain(θ): only the technique's effect.
 
     They hold at any weights. A technique with randomness (dropout masks) is averaged over its
     draws in independent groups, one target column each. The disagreement between groups measures
@@ -52,7 +52,7 @@ def difference_equations(
     floors = technique.rounding(params)
     if groups is None:
         draws = [_independent_draws(o) for o in (technique, plain) if o.training]
-        groups = max(2, min([GROUPS, *draws]))  # a single draw does not show its noise: refused
+        groups = max(2, min([GROUPS, *draws]))  # with one draw, two groups are refused below
     plain_groups = _group_gradients(plain, params, groups)
     technique_groups = _group_gradients(technique, params, groups)
     source = Source(

@@ -112,7 +112,7 @@ def bootstrap(  # noqa: PLR0913 # the data and the algorithm, then keyword optio
                 seed_devices(train_seed, devices)
                 trained = train(sample, train_seed)
             objective = Objective(model, loss, sample)
-            point = checked_point(objective, trained, what="what train returned")
+            point = check_point(objective, trained, what="what train returned")
             parts.append(endpoint_equations(objective, regularizers, params=point, known=known))
             if not index and kind == "residual":
                 fitted = _predictions(objective, point, data[-1])
@@ -171,7 +171,7 @@ def _resample(count: int, weights: Tensor | None, seed: int) -> Tensor:
     return torch.searchsorted(ends, places, right=True).clamp(max=int(torch.nonzero(weights)[-1]))
 
 
-def checked_point(objective: Objective, params: Any, *, what: str) -> Params:
+def check_point(objective: Objective, params: Any, *, what: str) -> Params:
     """Parameters by name as a point of the objective; anything else is refused."""
     if not isinstance(params, Mapping):
         raise InputError(

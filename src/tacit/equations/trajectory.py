@@ -72,7 +72,7 @@ class Trajectory:
         positions = list(params)
         if len(positions) < 2:
             raise InputError(
-                f"a trajectory of {len(positions)} position has no displacement: pass two or more."
+                f"{len(positions)} position(s) have no displacement: pass two or more."
             )
         steps = len(positions) - 1
         times = list(step_sizes) if isinstance(step_sizes, Iterable) else [step_sizes] * steps
@@ -171,7 +171,7 @@ def trajectory_equations(
         expected = reference(objective, params, time)
         check_alike(expected, params, "the reference displacement")
         gradient_norms.append(norm(expected) / time)
-        target = {n: _mean_force(expected[n], displacement[n], time) for n in params}
+        target = {n: _rate_beyond(expected[n], displacement[n], time) for n in params}
         eps = torch.finfo(coarsest_dtype(*params.values(), *point.values())).eps
         floors = {n: eps * math.sqrt(square_norm(p)) / time for n, p in params.items()}
         blocks += write_blocks(bound, [target], floors=floors, step=step)
@@ -186,7 +186,7 @@ def trajectory_equations(
     return Equations(bound.families, bound.columns.names, 1, tuple(blocks), (source,))
 
 
-def _mean_force(expected: Tensor, displacement: Tensor, time: float) -> Tensor:
+def _rate_beyond(expected: Tensor, displacement: Tensor, time: float) -> Tensor:
     """(expected − observed displacement)/time, in float64."""
     expected = to_float64(expected)
     return (expected - to_float64(displacement.detach()).to(expected.device)) / time

@@ -46,7 +46,7 @@ def chance(fit: "Fit | Equations") -> dict[str, float]:
 def chances(
     equations: Equations, system: System, target: Tensor, columns: Iterable[int]
 ) -> dict[int, float]:
-    """For each column, the probability that a random direction adds as much as the column does.
+    """The values of `chance` for some columns of a system, by index.
 
     Let e be the part of the target that the other columns leave, and M the projection that removes
     the other columns. A direction φ adds (φᵀe)²/φᵀMφ to what is explained. For φ uniform in all p

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from tacit.equations.equations import Equations, triangular_factor
+from tacit.fitting.drift import MIN_STEPS
 from tacit.fitting.error_bars import KINDS, ErrorBars, ErrorKind, mark_undetermined
 from tacit.fitting.solving import RANK, System
 
@@ -22,8 +23,6 @@ EPOCH_COVERAGE = "86 to 100 % of the time, depending on the strength"
 """Measured on those other seeds."""
 STEP_COVERAGE = "93 to 97 % of the time, but 85 to 91 % where steps were strongly correlated"
 """Measured in simulations of 8 to 200 steps with autocorrelations of up to 0.5, and of 0.8."""
-MIN_STEPS = 8
-"""Fewest steps of a trajectory from which their scatter can be estimated."""
 
 
 def error_bars_from(

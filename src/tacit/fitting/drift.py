@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 
 DRIFT = 0.1
-"""Relative change of a strength from its first step to its last that is called drifting …"""
+"""Smallest relative change of a strength, from first step to last, that is called drifting."""
 CLEAR_TREND = 4.0
-"""… if it is this many times its standard error."""
-STEPS = 8
-"""Steps from which a trend can be separated from scatter."""
+"""Smallest change in standard errors that is called drifting."""
+MIN_STEPS = 8
+"""Fewest steps from which a trend, or the scatter about it, can be estimated."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,7 +15,7 @@ from torch import Tensor
 from tacit.equations.equations import Equations
 from tacit.errors import Problem
 from tacit.fitting.chance import chances
-from tacit.fitting.drift import STEPS, Trend, fit_trend
+from tacit.fitting.drift import MIN_STEPS, Trend, fit_trend
 from tacit.fitting.solving import System
 from tacit.objective.params import shorten
 from tacit.regularizers.quadratic import quadratic_matrix
@@ -25,9 +25,9 @@ EXPLAINED = 0.5
 MATERIAL = 1e-3
 """Contributions below this part of the target are negligible."""
 SIGNAL = 10.0
-"""Targets below this many times the rounding level are no signal …"""
+"""Targets below this many times the rounding level are no signal, unless CLEAR is reached."""
 CLEAR = 0.95
-"""… unless the fit explains this much: rounding over many rows follows no column."""
+"""Explained fraction above which even a small target is a signal: rounding follows no column."""
 NOISE, NOISY = 0.5, 0.15
 """Noise of the draws as a part of ‖target‖²: above NOISE no signal, above NOISY noisy."""
 UNSETTLED = 0.5
@@ -35,9 +35,9 @@ UNSETTLED = 0.5
 COLLAPSED = 0.99
 """|cosine| above which smooth-L1 and ridge columns count as the same."""
 CONDITION = 30.0
-"""Condition number (of unit columns) above which columns may be collinear …"""
+"""Condition number of unit columns above which they may be called collinear."""
 AMPLIFIED = 0.01
-"""… and are called so if it amplifies the residual beyond this part of the target."""
+"""Columns are called collinear if the residual is amplified beyond this part of the target."""
 CHANCE = 0.01
 """A column that a random direction would match more often than this is no better than chance."""
 
@@ -401,9 +401,9 @@ def _faint(e: Evidence, *, excluded: set[str]) -> Iterator[Problem]:
         name = e.equations.names[index]
         yield Problem(
             "faint",
-            f"What {name} adds on its own is {float(unique[index]):.1%} of the target, less than "
-            f"the {float(residuals[index]):.1%} that is unexplained in its rows: the unexplained "
-            "part dominates its strength.",
+            f"What {name} adds beyond the others is {float(unique[index]):.1%} of the target, less "
+            f"than the {float(residuals[index]):.1%} that is unexplained in its rows: the "
+            "unexplained part dominates its strength.",
             f"Reduce what is unexplained ({_ways_to_explain_more(e)}), or read the strength as an "
             "order of magnitude at best.",
             (name,),
@@ -427,8 +427,8 @@ def _negative(
     verb = "is held at zero where the free fit has" if e.free is not None else "comes out as"
     yield Problem(
         "negative",
-        f"The strength of {shorten(names)} {verb} {values}: the weights are pushed up this "
-        "penalty, not down.",
+        f"The strength of {shorten(names)} {verb} {values}: a negative strength rewards a larger "
+        "penalty.",
         "Such a penalty was not minimised here: another regularizer that is correlated with it is "
         "probably missing, or training was unfinished."
         + ("" if e.free is not None else " nonnegative=True gives the best fit without it."),
@@ -453,7 +453,7 @@ def _indefinite(e: Evidence) -> Iterator[Problem]:
 def _drifting(e: Evidence) -> Iterator[Problem]:
     """A trend of the strengths over the steps of a trajectory, larger than their scatter."""
     for number, source in enumerate(e.equations.sources):
-        strengths = _strengths_by_step(e, number) if source.steps >= STEPS else None
+        strengths = _strengths_by_step(e, number) if source.steps >= MIN_STEPS else None
         if strengths is None:
             continue
         trend = fit_trend(torch.arange(len(strengths), dtype=strengths.dtype), strengths)

@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from tacit.fitting.fits import Fit
 
 WIDTH = 88
-MOST_ROWS = 40
-MOST_INTERVALS = 6
-MOST_SIMILAR = 2
+MAX_ROWS = 40
+MAX_INTERVALS = 6
+MAX_SIMILAR = 2
 """Problems of one kind that are written out in full."""
 
 TARGETS = {
@@ -38,8 +38,8 @@ def _lead(fit: "Fit") -> list[str]:
     """The first thing to know about a fit: how much of the target it explains."""
     names = _join_names(fit.strengths)
     if any(problem.kind == "no signal" for problem in fit.problems):
-        text = f"NO SIGNAL: the target is noise; do not interpret the strength of {names}."
-        return textwrap.wrap(text, WIDTH)
+        text = "NO SIGNAL: the target is only noise or rounding; do not interpret the strength of"
+        return textwrap.wrap(f"{text} {names}.", WIDTH)
     explained = min(max(fit.explained, 0.0), 1.0)
     verb = "explains" if len(fit.strengths) == 1 else "explain"
     lines = textwrap.wrap(f"{names} {verb} {_percent(explained)} of the target.", WIDTH)
@@ -113,14 +113,14 @@ def _loss(sources: Sequence["Source"]) -> str:
 
 def _table(fit: "Fit") -> list[str]:
     names = list(fit.strengths)
-    width = max([11, *(min(34, len(name)) for name in names[:MOST_ROWS])])
+    width = max([11, *(min(34, len(name)) for name in names[:MAX_ROWS])])
     room = (WIDTH - width - 14 - 10 - 11) // 11
     kinds = list(fit.error_bars)[: max(1, room)]
     head = ["strength", *(f"±{kind}" for kind in kinds), "share", "inflation"]
     sizes = [14, *[11] * len(kinds), 10, 11]
     lines = [f"{'regularizer':<{width}}" + _align(head, sizes)]
     errors_by_kind = [fit.error_bars[kind].standard_errors for kind in kinds]
-    for name in names[:MOST_ROWS]:
+    for name in names[:MAX_ROWS]:
         strength = f"{fit.strengths[name]:.6g}"
         cells = [
             f"({strength})" if _is_doubtful(fit) else strength,
@@ -129,8 +129,8 @@ def _table(fit: "Fit") -> list[str]:
             _number(fit.inflation[name]),
         ]
         lines.append(f"{_fit_name(name, width):<{width}}" + _align(cells, sizes))
-    if len(names) > MOST_ROWS:
-        lines.append(f"… and {len(names) - MOST_ROWS} more (Fit.strengths has all)")
+    if len(names) > MAX_ROWS:
+        lines.append(f"… and {len(names) - MAX_ROWS} more (Fit.strengths has all)")
     return lines
 
 
@@ -166,14 +166,18 @@ def _error_bars(fit: "Fit") -> list[str]:
 
 def _coverage(bars: ErrorBars) -> str:
     """A warning if intervals like these covered the truth less often than they promise."""
-    return f" In tests, 95 % intervals like these held {bars.measured}." if bars.measured else ""
+    return (
+        f" In tests, 95 % intervals like these covered the truth {bars.measured}."
+        if bars.measured
+        else ""
+    )
 
 
 def _intervals(fit: "Fit", bars: ErrorBars) -> list[str]:
     intervals = bars.intervals(fit.strengths)
     if all(low == high for low, high in intervals.values()):
         return []
-    if len(intervals) > MOST_INTERVALS:
+    if len(intervals) > MAX_INTERVALS:
         return [f"  Fit.standard_errors[{bars.kind!r}] and Fit.intervals() have the numbers."]
     shown = ", ".join(
         f"{name} –" if math.isnan(low) else f"{name} [{low:.4g}, {high:.4g}]"
@@ -201,9 +205,9 @@ def _notes(fit: "Fit") -> list[str]:
     for problem in fit.problems:
         similar.setdefault((problem.kind, problem.remedy), []).append(problem)
     for number, ((kind, remedy), problems) in enumerate(similar.items(), 1):
-        messages = " ".join(problem.message for problem in problems[:MOST_SIMILAR])
-        if len(problems) > MOST_SIMILAR:
-            names = [name for problem in problems[MOST_SIMILAR:] for name in problem.names]
+        messages = " ".join(problem.message for problem in problems[:MAX_SIMILAR])
+        if len(problems) > MAX_SIMILAR:
+            names = [name for problem in problems[MAX_SIMILAR:] for name in problem.names]
             messages += f" The same holds for {shorten(names)}."
         text = f"[{number}] {kind}: {messages} {remedy}"
         lines += textwrap.wrap(text, WIDTH, subsequent_indent="    ")

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tacit.errors import InputError, Problem
-from tacit.fitting.drift import STEPS, fit_trend
+from tacit.fitting.drift import MIN_STEPS, fit_trend
 from tacit.fitting.fits import Fit
 from tacit.fitting.problems import MATERIAL, drift_problems
 from tacit.fitting.solving import System
@@ -76,8 +76,10 @@ def _last_times(fits: Any, last: Any) -> list[Any]:
             f"fits is a {type(fits).__name__}: pass a dictionary from time to Fit, which "
             "tacit.time_varying returns."
         )
-    if isinstance(last, bool) or not isinstance(last, int) or last < STEPS:
-        raise InputError(f"last is {last!r}: pass a whole number of checkpoints, at least {STEPS}.")
+    if isinstance(last, bool) or not isinstance(last, int) or last < MIN_STEPS:
+        raise InputError(
+            f"last is {last!r}: pass a whole number of checkpoints, at least {MIN_STEPS}."
+        )
     if not all(_is_time(time) for time in fits):
         raise InputError("the times of fits are not all finite numbers: pass steps or epochs.")
     if not all(isinstance(fit, Fit) for fit in fits.values()):
@@ -85,10 +87,10 @@ def _last_times(fits: Any, last: Any) -> list[Any]:
             "the values of fits are not all fits: pass what tacit.time_varying returns."
         )
     times = sorted(fits)[-last:]
-    if len(times) < STEPS:
+    if len(times) < MIN_STEPS:
         raise InputError(
             f"there are {len(times)} checkpoints, too few to separate a trend from scatter: fit at "
-            f"least {STEPS}."
+            f"least {MIN_STEPS}."
         )
     return times
 

@@ -29,7 +29,7 @@ class Batches:
 
 
 def open_batches(data: Any, *, weights: Tensor | None, batch_size: int) -> Batches:
-    """Check the data and say how to read it."""
+    """Check the data and return its batches."""
     if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
         raise InputError(f"batch_size is {batch_size!r}: pass a whole number of at least 1.")
     if _is_tensor_data(data):
@@ -122,14 +122,14 @@ def _check_loader(loader: DataLoader) -> None:
     """
     if isinstance(loader.dataset, IterableDataset):
         return
-    # A batch sampler that the user made holds the sampler that counts; the loader's own is idle.
+    # With a batch sampler of the user's, its sampler is in use, and the loader's default is not.
     batcher = loader if loader.batch_sampler is None else loader.batch_sampler
     sampler = getattr(batcher, "sampler", loader.sampler)
-    replaced = isinstance(sampler, RandomSampler | Weighted) and sampler.replacement
-    fewer = (isinstance(sampler, RandomSampler) and len(sampler) != len(sampler.data_source)) or (
+    with_replacement = isinstance(sampler, RandomSampler | Weighted) and sampler.replacement
+    partial = (isinstance(sampler, RandomSampler) and len(sampler) != len(sampler.data_source)) or (
         isinstance(sampler, Weighted) and len(sampler) != len(sampler.weights)
     )
-    if replaced or fewer:
+    if with_replacement or partial:
         raise InputError(
             f"the loader's {type(sampler).__name__} draws different examples at every pass, so its "
             "mean is not one objective. Pass a loader that reads each example once."

@@ -81,4 +81,4 @@ def forked_randomness(
         for generator, state in zip(generators, states, strict=True):
             generator.set_state(state)
         random.setstate(python)
-        np.random.set_state(numpy)  # noqa: NPY002 # the same
+        np.random.set_state(numpy)  # noqa: NPY002 # the global state

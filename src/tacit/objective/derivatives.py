@@ -10,6 +10,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from tacit.errors import InputError
 from tacit.objective.params import Params
 
+NO_DEPENDENCE = (
+    "the loss does not depend on the parameters: the model is detached somewhere, or the loss was "
+    "computed under no_grad."
+)
+
 
 def leaves(params: Params) -> Params:
     """The same values as new leaves of the autograd graph; memory is shared."""
@@ -19,10 +24,7 @@ def leaves(params: Params) -> Params:
 def gradient(mean: Tensor, leaves: Params, *, graph: bool = False) -> tuple[Tensor | None, ...]:
     """Gradient of a batch's mean loss, one tensor per leaf; None where a leaf is not used."""
     if not mean.requires_grad:
-        raise InputError(
-            "the loss does not depend on the parameters: the model is detached somewhere, or the "
-            "loss was computed under no_grad."
-        )
+        raise InputError(NO_DEPENDENCE)
     return torch.autograd.grad(mean, list(leaves.values()), allow_unused=True, create_graph=graph)
 
 

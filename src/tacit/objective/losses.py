@@ -99,7 +99,7 @@ def batch_loss_reader(batch_loss: BatchLoss) -> LossReader:
     ) -> ExampleOutputs:
         losses, weights = _example_losses(batch_loss, model, batch, weights, noise)
         if weights is not None:
-            _weighted_mean(losses.detach(), weights)  # checks the weights
+            _check_example_weights(losses, weights)
         return examples_of_losses(losses, weights)
 
     return LossReader(read_mean, read_examples)
@@ -248,17 +248,22 @@ def _losses_one_by_one(loss: Loss, output: Any, target: Any) -> Tensor:
     return losses
 
 
-def _weighted_mean(losses: Tensor, weights: Tensor) -> BatchMean:
+def _check_example_weights(losses: Tensor, weights: Tensor) -> None:
     if weights.shape != losses.shape:
         raise InputError(
             f"weights have shape {tuple(weights.shape)} for losses of shape "
             f"{tuple(losses.shape)}: pass one weight per loss."
         )
+    converted = weights.to(losses.device, torch.promote_types(losses.dtype, torch.float32))
+    if not torch.isfinite(converted).all() or (converted < 0).any():
+        raise InputError("weights must be finite and not negative.")
+
+
+def _weighted_mean(losses: Tensor, weights: Tensor) -> BatchMean:
+    _check_example_weights(losses, weights)
     if losses.dtype.itemsize < 4:
         losses = losses.float()
     weights = weights.to(losses)
-    if not torch.isfinite(weights).all() or (weights < 0).any():
-        raise InputError("weights must be finite and not negative.")
     total = float(weights.double().sum()) if weights.device.type != "mps" else float(weights.sum())
     mean = (weights * losses).sum() / (total or 1.0)
     return BatchMean(mean, total, len(losses))

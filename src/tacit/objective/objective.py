@@ -59,7 +59,7 @@ class Objective:
         draws: int = 1,
         seed: int = 0,
     ):
-        self._check_arguments(model, loss, training=training, draws=draws, seed=seed)
+        self._set_arguments(model, loss, training=training, draws=draws, seed=seed)
         self.paired: bool = False
         """Whether batch_loss takes its noise, so that draws 2j and 2j+1 are mirror images."""
         self.loss: Loss | None = loss
@@ -88,7 +88,7 @@ class Objective:
         (model, batch, noise): the technique's noise as a `Noise`, mirrored in pairs of draws.
         """
         self = cls.__new__(cls)
-        self._check_arguments(model, batch_loss, training=training, draws=draws, seed=seed)
+        self._set_arguments(model, batch_loss, training=training, draws=draws, seed=seed)
         self.paired = takes_noise(batch_loss, training=training, draws=draws)
         self.loss = None
         self._open(data, weights, batch_size, batch_loss_reader(batch_loss))
@@ -243,9 +243,10 @@ class Objective:
             "parameter_norm": norm(params),
         }
 
-    def _check_arguments(
+    def _set_arguments(
         self, model: nn.Module, loss: Any, *, training: bool, draws: int, seed: int
     ) -> None:
+        """Check the arguments that both constructors share, and store them."""
         if not isinstance(model, nn.Module):
             raise InputError(
                 f"model is a {type(model).__name__}: pass a torch.nn.Module whose parameters "

@@ -89,7 +89,7 @@ def select(names: Iterable[str], scope: Scope, *, what: str) -> tuple[str, ...]:
         chosen = tuple(n for n in names if scope(n))
     else:
         raise InputError(
-            f"{what} was given {type(scope).__name__}: pass a name pattern such as '*.weight', "
+            f"{what} is a {type(scope).__name__}: pass a name pattern such as '*.weight', "
             "or a function of a parameter's name."
         )
     if not chosen:

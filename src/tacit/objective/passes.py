@@ -28,7 +28,7 @@ UseMean = Callable[[Tensor, float], None]
 
 
 class PassResult(NamedTuple):
-    """The result of one pass: the mean loss, its total weight, and the number of examples."""
+    """The result of one pass: mean loss, total weight, number of examples, and the last batch."""
 
     value: float
     weight: float

@@ -24,11 +24,6 @@ from tacit.objective.params import Params, float64_zeros, to_float64
 from tacit.objective.passes import Passes
 from tacit.objective.randomness import Noise
 
-NO_DEPENDENCE = (
-    "the loss does not depend on the parameters: the model is detached somewhere, or the loss was "
-    "computed under no_grad."
-)
-
 
 class DirectionalDerivatives(NamedTuple):
     """Derivatives of every example, in the order of the data, and each example's weight."""
@@ -41,10 +36,10 @@ class DirectionalDerivatives(NamedTuple):
     """Σ s_i w_i ∇ℓ_i for the signs s that were passed, in float64."""
 
 
-Contract = Callable[[ExampleOutputs], Tensor]
+Differentiate = Callable[[ExampleOutputs], Tensor]
 """From a batch's outputs to its derivatives, (examples, directions)."""
-BatchDerivatives = Callable[[Params, Contract], tuple[Tensor, Tensor | None]]
-"""From parameters and a contraction to one batch's derivatives, in one draw, and its weights."""
+BatchDerivatives = Callable[[Params, Differentiate], tuple[Tensor, Tensor | None]]
+"""From parameters and `Differentiate` to one batch's derivatives, in one draw, and its weights."""
 
 
 @dataclass
@@ -124,11 +119,16 @@ def directional_derivatives(
             for draw in draws:
 
                 def evaluate(
-                    params: Params, contract: Contract, b=batch, w=weights, d=draw, i=index
+                    params: Params,
+                    differentiate: Differentiate,
+                    b=batch,
+                    w=weights,
+                    d=draw,
+                    i=index,
                 ) -> tuple[Tensor, Tensor | None]:
                     def read(model: nn.Module, noise: Noise | None) -> tuple[Tensor, Tensor | None]:
                         examples = passes.loss.examples(model, b, w, noise)
-                        return to_float64(contract(examples)).cpu(), examples.weights
+                        return to_float64(differentiate(examples)).cpu(), examples.weights
 
                     return passes.call(params, read, draw=d, index=i)
 
@@ -313,7 +313,7 @@ def _pull_back(
     """Jᵀ·cotangents by tensor, with its graph; None where no output depends on the tensor."""
     pairs = [(o, c) for o, c in zip(examples.outputs, cotangents, strict=True) if o.requires_grad]
     if not pairs:
-        raise InputError(NO_DEPENDENCE)
+        raise InputError(derivatives.NO_DEPENDENCE)
     outputs, cotangents = zip(*pairs, strict=True)
     gradients = torch.autograd.grad(
         outputs, list(leaves.values()), cotangents, create_graph=graph, allow_unused=True

@@ -78,7 +78,7 @@ def takes_noise(batch_loss: Callable[..., Any], *, training: bool, draws: int) -
 
 
 def split_draws(draws: int, groups: int, *, paired: bool) -> list[list[int]]:
-    """The draws of each group, dealt in turn; mirrored pairs stay in one group."""
+    """The draws of each group, assigned in turn; mirrored pairs stay in one group."""
     size = 2 if paired else 1
     return [[d for d in range(draws) if d // size % groups == group] for group in range(groups)]
 
