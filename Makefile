@@ -1,8 +1,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
-# Two workers. The tests that share the quick reproduction of all figures go to one of them.
-PARALLEL := -n 2 --dist loadgroup --no-loadscope-reorder
+# Two workers, each with whole files, so that a fixture of a file is made once.
+PARALLEL := -n 2 --dist loadfile --no-loadscope-reorder
 
 .PHONY: run test test-fast check format-check lint imports types wheel-test bench clean
 

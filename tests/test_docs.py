@@ -1,23 +1,15 @@
-"""Code blocks and commands of README and docs do what the page says."""
+"""Code blocks of README and docs print what the page shows, and the files that it names exist."""
 
 import io
 import re
-import shlex
 import subprocess
 import sys
 from contextlib import redirect_stdout
-from pathlib import Path
 
 import pytest
+from support.pages import PAGES, ROOT, code_blocks
 
-ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
-BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 NUMBER = re.compile(r"(?<![\w.])-?\d[\d,]*\.?\d*(?:e[+-]?\d+)?")
-
-
-def blocks(page):
-    return BLOCK.findall(page.read_text())
 
 
 def assert_same_output(shown, printed):
@@ -40,7 +32,7 @@ def test_python_blocks_run_and_print_what_is_shown(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     names = {"__name__": "docs"}
     printed = ""
-    for language, content in blocks(page):
+    for language, content in code_blocks(page):
         if language == "python":
             out = io.StringIO()
             with redirect_stdout(out):
@@ -59,37 +51,6 @@ def test_files_that_a_page_names_exist(page):
         assert (page.parent / link).exists(), link
     for file in files:
         assert (ROOT / file).exists(), file
-
-
-def commands(page):
-    """The commands of a page's console blocks, in order."""
-    for language, content in blocks(page):
-        if language in ("console", "bash", "sh"):
-            for line in content.splitlines():
-                if command := shlex.split(line, comments=True):
-                    yield command
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("page", [p for p in PAGES if list(commands(p))], ids=lambda p: p.name)
-def test_commands_run_at_their_quick_presets(page, reproduced):
-    """Run each command in the folder of the reproduction, whose finished rows it reuses."""
-    for command in commands(page):
-        folder, arguments = reproduced, command
-        if command[0] == "cd":  # cd FOLDER && …
-            folder, arguments = ROOT / command[1], command[3:]
-        if arguments[0] == "make":  # CI runs these; here each target must exist
-            folder, program = ROOT, ["make", "--dry-run", *arguments[1:]]
-        elif arguments[0] == "tacit":
-            quick = ["quick" if word == "paper" else word for word in arguments[1:]]
-            program = [sys.executable, "-m", "tacit", *quick]
-        elif arguments[0] == ".venv/bin/pre-commit":  # it would change the clone's git hooks
-            program = [sys.executable, "-m", "pre_commit", arguments[1], "--help"]
-        else:
-            assert arguments[0] == "python", f"{arguments[0]} is not tested"
-            program = [sys.executable, *arguments[1:]]
-        run = subprocess.run(program, cwd=folder, capture_output=True, text=True, timeout=600)
-        assert run.returncode == 0, f"{command}: {run.stdout}{run.stderr}"
 
 
 @pytest.mark.slow

@@ -125,19 +125,6 @@ def test_importing_every_public_name_is_light():
     assert run_python(code).strip() == "[]"
 
 
-def test_help_does_not_wait_for_torch():
-    code = (
-        "import runpy, sys\n"
-        "sys.argv = ['tacit', '--help']\n"
-        "try: runpy.run_module('tacit', run_name='__main__')\n"
-        "except SystemExit as end: assert end.code == 0\n"
-        "print('torch' in sys.modules)"
-    )
-    help_text, imported = run_python(code).rsplit(maxsplit=1)
-    assert "Usage" in help_text
-    assert imported == "False"
-
-
 def test_the_constraints_pin_every_dependency():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     wanted = project["dependencies"] + list(chain(*project["optional-dependencies"].values()))

@@ -1,4 +1,7 @@
-"""The page of figures opens offline in a browser, without errors or blank images."""
+"""The quick reproduction of all figures: its page, and the commands that the documentation shows.
+
+These tests are in one file because they share the reproduction, which takes minutes.
+"""
 
 import html
 import json
@@ -7,10 +10,14 @@ import re
 import shutil
 import struct
 import subprocess
+import sys
 import zlib
 
 import pytest
+from support.pages import PAGES, ROOT, commands
+from typer.testing import CliRunner
 
+from tacit.cli import build_app
 from tacit_paper import EXPERIMENTS
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -32,7 +39,21 @@ PROBE = """<script>addEventListener("load", () => { setTimeout(() => {
 }, 300); });</script>"""
 
 
+pytestmark = pytest.mark.slow
+
+
 @pytest.fixture(scope="module")
+def reproduced(tmp_path_factory):
+    """A folder whose `results` hold all experiments at their quick preset."""
+    folder = tmp_path_factory.mktemp("reproduced")
+    command = ["reproduce", "--out", str(folder / "results"), "--device", "cpu"]
+    run = CliRunner().invoke(build_app(), command)
+    assert run.exit_code == 0, run.output
+    assert "  no " not in run.output, run.output  # every key number holds
+    return folder
+
+
+@pytest.fixture
 def page(reproduced):
     return reproduced / "results" / "index.html"
 
@@ -101,3 +122,27 @@ def test_the_page_refers_to_no_other_file(page):
     assert text.count("data:image/svg+xml;base64,") == len(EXPERIMENTS)
     for word in ("expected", "holds", "config_hash", "Settings", "as published"):
         assert word in text
+
+
+DOCUMENTED = [page for page in PAGES if list(commands(page))]
+
+
+@pytest.mark.parametrize("document", DOCUMENTED, ids=lambda document: document.name)
+def test_documented_commands_run_at_their_quick_presets(document, reproduced):
+    """Run each command in the folder of the reproduction, whose finished rows it reuses."""
+    for command in commands(document):
+        folder, arguments = reproduced, command
+        if command[0] == "cd":  # cd FOLDER && …
+            folder, arguments = ROOT / command[1], command[3:]
+        if arguments[0] == "make":  # CI runs these; here each target must exist
+            folder, program = ROOT, ["make", "--dry-run", *arguments[1:]]
+        elif arguments[0] == "tacit":
+            quick = ["quick" if word == "paper" else word for word in arguments[1:]]
+            program = [sys.executable, "-m", "tacit", *quick]
+        elif arguments[0] == ".venv/bin/pre-commit":  # it would change the clone's git hooks
+            program = [sys.executable, "-m", "pre_commit", arguments[1], "--help"]
+        else:
+            assert arguments[0] == "python", f"{arguments[0]} is not tested"
+            program = [sys.executable, *arguments[1:]]
+        run = subprocess.run(program, cwd=folder, capture_output=True, text=True, timeout=600)
+        assert run.returncode == 0, f"{command}: {run.stdout}{run.stderr}"

@@ -1,0 +1,23 @@
+"""The pages of the documentation, their code blocks and their commands."""
+
+import re
+import shlex
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+
+
+def code_blocks(page):
+    """Language and content of every code block, in order."""
+    return BLOCK.findall(page.read_text())
+
+
+def commands(page):
+    """The commands of a page's console blocks, in order, as lists of words."""
+    for language, content in code_blocks(page):
+        if language in ("console", "bash", "sh"):
+            for line in content.splitlines():
+                if command := shlex.split(line, comments=True):
+                    yield command
