@@ -98,13 +98,7 @@ def estimate(
     regularizers = [parse_regularizer(spec, loaded) for spec in candidates]
     penalties = dict(parse_known(spec, loaded) for spec in known or [])
     equations = tacit.endpoint_equations(loaded, regularizers, known=penalties)
-    fit = with_sampling_errors(
-        tacit.fit(equations, nonnegative=nonnegative),
-        loaded,
-        regularizers,
-        known=penalties,
-        population=population,
-    )
+    fit = with_sampling_errors(tacit.fit(equations, nonnegative=nonnegative), population)
     if json_file is not None:
         _write_text(json_file, json.dumps(fit.to_dict(), indent=2) + "\n")
     print(fit.summary())

@@ -56,7 +56,7 @@ def estimate(
     result = fit(equations, nonnegative=nonnegative)
     if population is None:
         return result
-    return with_sampling_errors(result, objective, regularizers, known=known, population=population)
+    return with_sampling_errors(result, population)
 
 
 def time_varying(

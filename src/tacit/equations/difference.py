@@ -4,8 +4,9 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
-from tacit.equations.equations import Equations, Source
-from tacit.equations.rows import check_candidates, write_equations
+from tacit.equations.equations import Equations
+from tacit.equations.rows import check_candidates
+from tacit.equations.target import Setting, Target, TargetPoint
 from tacit.errors import InputError
 from tacit.objective.objective import Objective, check_objective
 from tacit.objective.params import Params, Scope, norm
@@ -14,6 +15,44 @@ from tacit.regularizers.family import Regularizer
 
 GROUPS = 8
 """Default number of groups of draws: a t distribution with 7 degrees of freedom."""
+
+
+def difference_target(
+    technique: Objective,
+    plain: Objective,
+    *,
+    params: Mapping[str, Tensor] | None = None,
+    groups: int | None = None,
+) -> Target:
+    """∇L_technique(θ) − ∇L_plain(θ) at one point, one vector per group of draws.
+
+    Args:
+        technique: the objective with the technique, such as Objective(…, training=True, draws=64).
+        plain: the objective without it, at the same weights.
+        params: the point; by default the model's current parameters.
+        groups: groups of draws; by default 8, or as many as there are draws (pairs of draws, where
+            they are mirrored). Each group takes one float64 vector of the parameters' size: pass
+            groups=2 where memory is short.
+    """
+    if groups is not None and (
+        isinstance(groups, bool) or not isinstance(groups, int) or groups < 1
+    ):
+        raise InputError(f"groups is {groups!r}: pass a whole number, at least 1.")
+    params = check_objective(technique).point(params)
+    check_objective(plain)
+    floors = technique.rounding(params)
+    if groups is None:
+        draws = [_independent_draws(o) for o in (technique, plain) if o.training]
+        groups = max(2, min([GROUPS, *draws]))  # with one draw, two groups are refused below
+    plain_groups = _group_gradients(plain, params, groups)
+    technique_groups = _group_gradients(technique, params, groups)
+    gradient_norm = norm(plain_groups[0][1])
+    vectors = _subtract_in_place(
+        [gradient for _, gradient in technique_groups], [gradient for _, gradient in plain_groups]
+    )
+    loss = sum(value for value, _ in technique_groups) / len(technique_groups)
+    point = TargetPoint(params, vectors, floors, gradient_norm, loss_value=loss)
+    return Target(Setting("difference", technique, plain, len(vectors)), (point,))
 
 
 def difference_equations(
@@ -27,45 +66,22 @@ def difference_equations(
 ) -> Equations:
     """Equations Σ λ_k ∇R_k(θ) = ∇L_technique(θ) − ∇L_plain(θ): only the technique's effect.
 
-    They hold at any weights. A technique with randomness (dropout masks) is averaged over its
-    draws in independent groups, one target column each. The disagreement between groups measures
-    the noise of the draws: the explained fraction is corrected for it, and error bars follow.
+    The short form of `difference_target(technique, plain).equations(regularizers)`. They hold at
+    any weights. A technique with randomness (dropout masks) is averaged over its draws in
+    independent groups, one target column each. The disagreement between groups measures the noise
+    of the draws: the explained fraction is corrected for it, and error bars follow.
 
     Args:
-        technique: the objective with the technique, such as Objective(…, training=True, draws=64).
+        technique: the objective with the technique.
         plain: the objective without it, at the same weights.
         regularizers: candidates whose strengths are estimated.
         params: the point; by default the model's current parameters.
-        groups: groups of draws; by default 8, or as many as there are draws (pairs of draws, where
-            they are mirrored). Each group takes one float64 vector of the parameters' size: pass
-            groups=2 where memory is short.
+        groups: groups of draws; see `difference_target`.
         rows: which parameters' equations to use; by default all.
     """
-    if groups is not None and (
-        isinstance(groups, bool) or not isinstance(groups, int) or groups < 1
-    ):
-        raise InputError(f"groups is {groups!r}: pass a whole number, at least 1.")
-    candidates = check_candidates(regularizers, None)
-    params = check_objective(technique).point(params)
-    check_objective(plain)
-    bound = candidates.bind(params, rows)
-    floors = technique.rounding(params)
-    if groups is None:
-        draws = [_independent_draws(o) for o in (technique, plain) if o.training]
-        groups = max(2, min([GROUPS, *draws]))  # with one draw, two groups are refused below
-    plain_groups = _group_gradients(plain, params, groups)
-    technique_groups = _group_gradients(technique, params, groups)
-    source = Source(
-        mode="difference",
-        loss_value=sum(value for value, _ in technique_groups) / len(technique_groups),
-        gradient_norm=norm(plain_groups[0][1]),
-        **technique.describe(params),
-        **bound.describe(),
-    )
-    targets = _subtract_in_place(
-        [gradient for _, gradient in technique_groups], [gradient for _, gradient in plain_groups]
-    )
-    return write_equations(bound, targets, floors=floors, source=source)
+    check_candidates(regularizers, None)  # before the passes over the data
+    target = difference_target(technique, plain, params=params, groups=groups)
+    return target.equations(regularizers, rows=rows)
 
 
 def _subtract_in_place(technique: list[Params], plain: list[Params]) -> list[Params]:

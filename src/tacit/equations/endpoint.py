@@ -4,11 +4,23 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
-from tacit.equations.equations import Equations, Source
-from tacit.equations.rows import check_candidates, write_equations
+from tacit.equations.equations import Equations
+from tacit.equations.rows import check_candidates
+from tacit.equations.target import Setting, Target, TargetPoint
 from tacit.objective.objective import Objective, check_objective
 from tacit.objective.params import Scope, norm
 from tacit.regularizers.family import Regularizer
+
+
+def endpoint_target(objective: Objective, *, params: Mapping[str, Tensor] | None = None) -> Target:
+    """−∇L(θ) at one point, by default at the model's current parameters: one pass over the data."""
+    params = check_objective(objective).point(params)
+    floors = objective.rounding(params)
+    value, gradient = objective.value_and_gradient(params)
+    gradient_norm = norm(gradient)
+    vector = {name: tensor.neg_() for name, tensor in gradient.items()}
+    point = TargetPoint(params, [vector], floors, gradient_norm, loss_value=value)
+    return Target(Setting("endpoint", objective), (point,))
 
 
 def endpoint_equations(
@@ -21,6 +33,8 @@ def endpoint_equations(
 ) -> Equations:
     """Equations Σ λ_k ∇R_k(θ) = −∇L(θ) at one point: the total effect of everything.
 
+    The short form of `endpoint_target(objective).equations(regularizers)`.
+
     Trap: they assume that θ is a stationary point of L + R. Where training stopped early or
     noisily, λ mixes regularization with unfinished optimisation.
 
@@ -31,17 +45,6 @@ def endpoint_equations(
         known: penalties that training did apply, with their strengths; they move to the target.
         rows: which parameters' equations to use; by default all.
     """
-    candidates = check_candidates(regularizers, known)
-    params = check_objective(objective).point(params)
-    bound = candidates.bind(params, rows)
-    floors = objective.rounding(params)
-    value, gradient = objective.value_and_gradient(params)
-    source = Source(
-        mode="endpoint",
-        loss_value=value,
-        gradient_norm=norm(gradient),
-        **objective.describe(params),
-        **bound.describe(),
-    )
-    target = {name: tensor.neg_() for name, tensor in gradient.items()}
-    return write_equations(bound, [target], floors=floors, source=source)
+    check_candidates(regularizers, known)  # before the pass over the data
+    target = endpoint_target(objective, params=params)
+    return target.equations(regularizers, known=known, rows=rows)

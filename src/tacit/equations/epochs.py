@@ -10,10 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, Optimizer
 
-from tacit.equations.equations import Equations, stack
+from tacit.equations.equations import Equations
 from tacit.equations.recording import flow_time
 from tacit.equations.rows import check_candidates
-from tacit.equations.trajectory import Trajectory, trajectory_equations
+from tacit.equations.target import Setting, Target
+from tacit.equations.trajectory import Trajectory, trajectory_target
 from tacit.errors import InputError
 from tacit.objective.objective import Objective
 from tacit.objective.params import Params, Scope, float64_zeros, norm, to_float64, trainable
@@ -104,6 +105,19 @@ class EpochAverages:
         )
         self._start_epoch()
 
+    def target(self, objective: Objective) -> Target:
+        """−∇L(θ̄) − Δθ/time of every recorded epoch: one pass over the data each."""
+        if not self._epochs:
+            raise InputError("no epoch was closed: call end_epoch() after each.")
+        points = []
+        for epoch in self._epochs:
+            path = Trajectory([epoch.mean], [epoch.displacement], [epoch.time])
+            (point,) = trajectory_target(objective, path).points
+            averaged = {r: _with_mean_columns(r, epoch) for r in epoch.columns}
+            unsettled = {r.name: _gradient_spread(r, epoch) for r in epoch.columns}
+            points.append(replace(point, averaged=averaged, unsettled=unsettled))
+        return Target(Setting("trajectory", objective), tuple(points), epochs=True)
+
     def equations(
         self,
         objective: Objective,
@@ -114,26 +128,11 @@ class EpochAverages:
     ) -> Equations:
         """Equations Σ λ_k ∇R_k = −∇L(θ̄) − Δθ/time, one source per recorded epoch.
 
-        With two or more epochs, `Fit.standard_errors["training"]` measures their disagreement.
+        The short form of `target(objective).equations(regularizers)`. With two or more epochs,
+        `Fit.standard_errors["training"]` measures their disagreement.
         """
-        if not self._epochs:
-            raise InputError("no epoch was closed: call end_epoch() after each.")
-        candidates = check_candidates(regularizers, known)
-        _check_averaged(self._averaged, (*candidates.estimated, *candidates.known))
-        parts = []
-        for epoch in self._epochs:
-            averaged = {r: _with_mean_columns(r, epoch) for r in epoch.columns}
-            equations = trajectory_equations(
-                objective,
-                Trajectory([epoch.mean], [epoch.displacement], [epoch.time]),
-                [averaged.get(r, r) for r in candidates.estimated],
-                known={averaged.get(r, r): value for r, value in candidates.known.items()},
-                rows=rows,
-            )
-            unsettled = {r.name: _gradient_spread(r, epoch) for r in epoch.columns}
-            source = replace(equations.sources[0], unsettled=unsettled, epoch=True)
-            parts.append(replace(equations, sources=(source,)))
-        return stack(parts)
+        check_candidates(regularizers, known)  # before the passes over the data
+        return self.target(objective).equations(regularizers, known=known, rows=rows)
 
     def close(self) -> None:
         """Remove the hook from the optimizer."""
@@ -231,16 +230,6 @@ def _gradient_spread(regularizer: Regularizer, epoch: Epoch) -> float:
         distance = norm({n: mean[n] - at_mean[name][n].to(mean[n].device) for n in mean})
         largest = max(largest, distance / norm(mean) if norm(mean) else 0.0)
     return largest
-
-
-def _check_averaged(averaged: Sequence[Regularizer], candidates: Sequence[Regularizer]) -> None:
-    by_name = {regularizer.name: regularizer for regularizer in averaged}
-    for candidate in candidates:
-        if by_name.get(candidate.name, candidate) is not candidate:
-            raise InputError(
-                f"{candidate.name!r} was averaged while training, but this is another object of "
-                "that name: pass the one that average_epochs had, or give this one another name."
-            )
 
 
 def _check_optimizer(model: nn.Module, optimizer: Optimizer) -> None:

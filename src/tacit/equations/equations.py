@@ -6,13 +6,16 @@ Signs and scale, once: ∇L + Σ λ_k ∇R_k = 0, L the mean over examples, R a 
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from tacit.equations.files import read_file, write_file
 from tacit.errors import InputError
+
+if TYPE_CHECKING:
+    from tacit.equations.target import Origin
 
 
 class Family(NamedTuple):
@@ -83,6 +86,12 @@ class Equations:
     """Number of target columns: one per independent group of draws."""
     blocks: tuple[Block, ...]
     sources: tuple[Source, ...]
+    origin: "Origin | None" = None
+    """What they were written from, in memory; parts and stacks of them, and files, have none."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the origin: an objective can hold what cannot be pickled."""
+        return {**vars(self), "origin": None}
 
     @property
     def rows(self) -> int:
@@ -111,7 +120,7 @@ class Equations:
             raise InputError(f"no layer {label!r}: there are {', '.join(self.layers)}.")
         blocks = tuple(block for block in self.blocks if block.layer == label)
         sources = tuple(replace(source, layer=label) for source in self.sources)
-        part = replace(self, blocks=blocks, sources=sources)
+        part = replace(self, blocks=blocks, sources=sources, origin=None)
         norms = part.factor()[:, : len(self.names)].norm(dim=0)
         return part.select_columns([j for j, length in enumerate(norms.tolist()) if length > 0])
 
@@ -121,7 +130,7 @@ class Equations:
         for block in self.blocks:
             if block.source == source:
                 blocks.setdefault(block.step, []).append(block)
-        return [replace(self, blocks=tuple(blocks[step])) for step in sorted(blocks)]
+        return [replace(self, blocks=tuple(blocks[step]), origin=None) for step in sorted(blocks)]
 
     def select_columns(self, columns: Sequence[int]) -> "Equations":
         """The same equations with only some of the columns."""
@@ -138,6 +147,7 @@ class Equations:
             families=tuple(_select_families(self.families, position)),
             names=tuple(self.names[column] for column in columns),
             blocks=tuple(blocks),
+            origin=None,
         )
 
     def matrices(self, strengths: Sequence[float]) -> Iterator[tuple[str, Sequence[float]]]:
@@ -208,7 +218,8 @@ def stack(equations: Iterable[Equations]) -> Equations:
             )
         blocks += [replace(block, source=block.source + len(sources)) for block in part.blocks]
         sources += part.sources
-    return replace(first, blocks=tuple(blocks), sources=tuple(sources))
+    origin = first.origin if len(parts) == 1 else None
+    return replace(first, blocks=tuple(blocks), sources=tuple(sources), origin=origin)
 
 
 def triangular_factor(rows: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tacit.equations.equations import Block, Equations, Family, Source, triangular_factor
+from tacit.equations.equations import Block, Family, triangular_factor
 from tacit.errors import InputError
 from tacit.objective.params import Params, Scope, layer_of, select, shorten, to_float64
 from tacit.regularizers.family import Columns, Regularizer, join_columns
@@ -47,9 +47,23 @@ class Candidates:
     estimated: tuple[Regularizer, ...]
     known: dict[Regularizer, float]
 
-    def bind(self, params: Params, rows: Scope = None) -> BoundCandidates:
-        """All columns at these parameters; `rows` selects whose equations are written."""
-        parts = [r.bind(params) for r in self.estimated]
+    def bind(
+        self,
+        params: Params,
+        rows: Scope = None,
+        *,
+        averaged: Mapping[Regularizer, Regularizer] | None = None,
+    ) -> BoundCandidates:
+        """All columns at these parameters.
+
+        Args:
+            params: the point.
+            rows: which parameters' equations are written; by default all.
+            averaged: regularizers whose columns are means over an epoch, and what has these means.
+        """
+        averaged = averaged or {}
+        _check_averaged(averaged, (*self.estimated, *self.known))
+        parts = [averaged.get(r, r).bind(params) for r in self.estimated]
         families = tuple(
             Family(r.name, r.kind, len(part.names))
             for r, part in zip(self.estimated, parts, strict=True)
@@ -60,7 +74,7 @@ class Candidates:
                 f"several regularizers are named {shorten(repeated)}: give each a name with name=, "
                 "as in tacit.l2(scope='*.bias', name='l2 of biases')."
             )
-        known = [(strength, r.bind(params)) for r, strength in self.known.items()]
+        known = [(s, averaged.get(r, r).bind(params)) for r, s in self.known.items()]
         if repeated := _repeated([r.name for r in self.known]):
             raise InputError(
                 f"several known penalties are named {shorten(repeated)}: give each a name with "
@@ -75,6 +89,19 @@ class Candidates:
         strengths = {r.name: float(strength) for r, strength in self.known.items()}
         chosen = select(params, rows, what="rows")
         return BoundCandidates(params, chosen, families, columns, known, strengths)
+
+
+def _check_averaged(
+    averaged: Mapping[Regularizer, Regularizer], candidates: Sequence[Regularizer]
+) -> None:
+    """Refuse another object with the name of an averaged regularizer: means are by identity."""
+    by_name = {regularizer.name: regularizer for regularizer in averaged}
+    for candidate in candidates:
+        if by_name.get(candidate.name, candidate) is not candidate:
+            raise InputError(
+                f"{candidate.name!r} was averaged while training, but this is another object of "
+                "that name: pass the one that was averaged, or give this one another name."
+            )
 
 
 def _repeated(names: Sequence[str]) -> list[str]:
@@ -113,24 +140,11 @@ def check_candidates(
     return Candidates(tuple(regularizers), dict(known or {}))
 
 
-def write_equations(
-    bound: BoundCandidates,
-    targets: Sequence[Params],
-    *,
-    floors: Mapping[str, float],
-    source: Source,
-) -> Equations:
-    """The equations of one point, with one target column per group of draws."""
-    blocks = tuple(write_blocks(bound, targets, floors=floors))
-    return Equations(bound.families, bound.columns.names, len(targets), blocks, (source,))
-
-
 def write_blocks(
     bound: BoundCandidates,
     targets: Sequence[Params],
     *,
     floors: Mapping[str, float],
-    step: int = 0,
 ) -> list[Block]:
     """One block per layer.
 
@@ -146,7 +160,7 @@ def write_blocks(
         factor, row_count, left_out = torch.zeros(0, width, dtype=torch.float64), 0, 0
         for name in names:
             for part in slices(bound.params[name], width):
-                matrix, at_kinks = _read_rows(name, part, bound, active, targets)
+                matrix, at_kinks = _read_block(bound, name, part, active, targets)
                 factor = triangular_factor(torch.cat([factor.to(matrix), matrix]))
                 row_count, left_out = row_count + len(matrix), left_out + at_kinks
         if not torch.isfinite(factor).all():
@@ -155,8 +169,7 @@ def write_blocks(
                 "is not finite there. Leave that layer out with rows=."
             )
         floor = sum(floors[name] ** 2 for name in names) ** 0.5
-        columns = tuple(active)
-        blocks.append(Block(layer, columns, factor.cpu(), row_count, left_out, floor, step=step))
+        blocks.append(Block(layer, tuple(active), factor.cpu(), row_count, left_out, floor))
     return blocks
 
 
@@ -167,26 +180,46 @@ def slices(tensor: Tensor, width: int) -> Iterator[slice]:
         yield slice(start, min(start + height, size))
 
 
-def _read_rows(
-    name: str, part: slice, bound: BoundCandidates, active: list[int], targets: Sequence[Params]
-) -> tuple[Tensor, int]:
-    """[design | targets] on a slice of one tensor, and how many rows were left out at kinks."""
-    target = torch.stack([to_float64(t[name].flatten()[part]) for t in targets], dim=1)
-    for strength, known in bound.known:
+def read_rows(
+    bound: BoundCandidates,
+    name: str,
+    part: slice,
+    targets: Sequence[Params],
+    *,
+    columns: bool = True,
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """The design, the targets without known penalties, and the mask of kinks, on one slice.
+
+    The design has the columns of `bound.columns.active[name]`; it is empty without `columns`.
+    Rows at kinks are in no equation; the mask is None where there are none.
+    """
+    flat = [to_float64(target[name].flatten()[part]) for target in targets]
+    size = part.stop - part.start
+    values = torch.stack(flat, dim=1) if flat else torch.zeros(size, 0, dtype=torch.float64)
+    for strength, known in bound.known if flat else ():
         if name in known.active:
-            target = target - strength * known.rows(name, part)
-    matrix = target.new_zeros(len(target), len(active) + len(targets))
-    matrix[:, len(active) :] = target
-    if name in bound.columns.active:
-        position = {column: place for place, column in enumerate(active)}
-        places = [position[column] for column in bound.columns.active[name]]
-        matrix[:, places] = bound.columns.rows(name, part)
+            values = values - strength * known.rows(name, part).to(values)
+    active = name in bound.columns.active
+    design = bound.columns.rows(name, part) if active and columns else values.new_zeros(size, 0)
     masks = [
-        mask.to(matrix.device)
-        for columns in (bound.columns, *(known for _, known in bound.known))
-        if name in columns.active and (mask := columns.kinks(name, part)) is not None
+        mask
+        for family in (bound.columns, *(known for _, known in bound.known))
+        if name in family.active and (mask := family.kinks(name, part)) is not None
     ]
-    if not masks:
+    kinks = torch.stack([mask.to(masks[0].device) for mask in masks]).any(0) if masks else None
+    return design, values, kinks
+
+
+def _read_block(
+    bound: BoundCandidates, name: str, part: slice, active: list[int], targets: Sequence[Params]
+) -> tuple[Tensor, int]:
+    """[design | targets] of a layer on a slice, and how many rows were left out at kinks."""
+    design, values, kinks = read_rows(bound, name, part, targets)
+    matrix = values.new_zeros(len(values), len(active) + len(targets))
+    matrix[:, len(active) :] = values
+    position = {column: place for place, column in enumerate(active)}
+    matrix[:, [position[column] for column in bound.columns.active.get(name, ())]] = design
+    if kinks is None:
         return matrix, 0
-    at_kink = torch.stack(masks).any(0)
-    return matrix[~at_kink], int(at_kink.sum())
+    kinks = kinks.to(matrix.device)
+    return matrix[~kinks], int(kinks.sum())

@@ -1,7 +1,7 @@
 """The trajectory equations: what force besides the loss gradient moved the weights?"""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from numbers import Real
@@ -9,9 +9,10 @@ from numbers import Real
 import torch
 from torch import Tensor
 
-from tacit.equations.equations import Block, Equations, Source
+from tacit.equations.equations import Equations
 from tacit.equations.flow import Reference, euler, rk4
-from tacit.equations.rows import BoundCandidates, check_candidates, write_blocks
+from tacit.equations.rows import check_candidates
+from tacit.equations.target import Setting, Target, TargetPoint, write_equations
 from tacit.errors import InputError
 from tacit.objective.checks import coarsest_dtype
 from tacit.objective.objective import Objective, check_objective
@@ -127,6 +128,18 @@ def displacement_between(start: Params, end: Params) -> Params:
     return {n: to_float64(end[n].detach()) - to_float64(start[n].detach()) for n in start}
 
 
+def trajectory_target(
+    objective: Objective, trajectory: Trajectory, *, reference: Reference = euler
+) -> Target:
+    """(reference − observed displacement)/time at every step; holds one float64 vector per step.
+
+    `trajectory_equations` reads the steps one at a time instead.
+    """
+    _check_trajectory(objective, trajectory, reference)
+    points = tuple(_target_points(objective, trajectory, reference))
+    return Target(Setting("trajectory", objective), points)
+
+
 def trajectory_equations(
     objective: Objective,
     trajectory: Trajectory,
@@ -153,6 +166,13 @@ def trajectory_equations(
         rows: which parameters' equations to use; by default all.
     """
     candidates = check_candidates(regularizers, known)
+    _check_trajectory(objective, trajectory, reference)
+    points = _target_points(objective, trajectory, reference)
+    return write_equations(Setting("trajectory", objective), points, candidates, rows)
+
+
+def _check_trajectory(objective: Objective, trajectory: Trajectory, reference: Reference) -> None:
+    check_objective(objective)
     if not isinstance(trajectory, Trajectory):
         raise InputError(
             f"trajectory is a {type(trajectory).__name__}: pass tacit.Trajectory(points, "
@@ -160,30 +180,21 @@ def trajectory_equations(
         )
     if not callable(reference) or reference is rk4:
         raise InputError(f"reference is {reference!r}: pass tacit.euler or tacit.rk4(substeps=10).")
-    check_objective(objective)
-    bound: BoundCandidates | None = None
-    blocks: list[Block] = []
-    gradient_norms: list[float] = []
+
+
+def _target_points(
+    objective: Objective, trajectory: Trajectory, reference: Reference
+) -> Iterator[TargetPoint]:
+    """The target of every step, one at a time."""
     steps = zip(trajectory.points, trajectory.displacements, trajectory.times, strict=True)
-    for step, (point, displacement, time) in enumerate(steps):
+    for point, displacement, time in steps:
         params = objective.point(point, what="a trajectory's point")
-        bound = candidates.bind(params, rows)
         expected = reference(objective, params, time)
         check_alike(expected, params, "the reference displacement")
-        gradient_norms.append(norm(expected) / time)
-        target = {n: _rate_beyond(expected[n], displacement[n], time) for n in params}
+        vector = {n: _rate_beyond(expected[n], displacement[n], time) for n in params}
         eps = torch.finfo(coarsest_dtype(*params.values(), *point.values())).eps
         floors = {n: eps * math.sqrt(square_norm(p)) / time for n, p in params.items()}
-        blocks += write_blocks(bound, [target], floors=floors, step=step)
-    assert bound is not None  # a trajectory has at least one step
-    source = Source(
-        mode="trajectory",
-        steps=len(gradient_norms),
-        gradient_norm=math.sqrt(sum(n**2 for n in gradient_norms) / len(gradient_norms)),
-        **objective.describe(bound.params),
-        **bound.describe(),
-    )
-    return Equations(bound.families, bound.columns.names, 1, tuple(blocks), (source,))
+        yield TargetPoint(params, [vector], floors, norm(expected) / time)
 
 
 def _rate_beyond(expected: Tensor, displacement: Tensor, time: float) -> Tensor:

@@ -151,7 +151,7 @@ def _error_bars(fit: "Fit") -> list[str]:
     if not fit.error_bars:
         return [
             "± none: a single point of a single layer does not show its own uncertainty.",
-            "  tacit.score_examples(fit, objective, regularizers) adds the sampling of examples.",
+            "  tacit.score_examples(fit) adds the sampling of examples.",
         ]
     lines = []
     for kind, bars in fit.error_bars.items():

@@ -1,20 +1,21 @@
 """How much a regularizer's column would explain if its entries belonged to other weights."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
 
+from tacit.equations.endpoint import endpoint_target
 from tacit.equations.equations import Equations
-from tacit.equations.rows import CHUNK, BoundCandidates, check_candidates, write_blocks
+from tacit.equations.rows import CHUNK, BoundCandidates, read_rows, write_blocks
+from tacit.equations.target import Origin, Target
 from tacit.errors import InputError
 from tacit.fitting.chance import EQUAL
+from tacit.fitting.fits import Fit, origin_of
 from tacit.fitting.solving import System
-from tacit.objective.objective import Objective
-from tacit.objective.params import Params, Scope, shorten, to_float64
-from tacit.regularizers import Regularizer
+from tacit.objective.params import Params, shorten
 
 NullKind = Literal["permutation", "direction"]
 
@@ -39,14 +40,11 @@ class Null:
         return (1 + as_much) / (1 + len(self.draws))
 
 
-def null_distribution(  # noqa: PLR0913 # the problem and the column, then keyword options
-    objective: Objective,
-    regularizers: Regularizer | Sequence[Regularizer],
+def null_distribution(
+    fit: Fit,
     name: str,
     *,
-    params: Mapping[str, Tensor] | None = None,
-    known: Mapping[Regularizer, float] | None = None,
-    rows: Scope = None,
+    target: Target | None = None,
     shuffles: int = 999,
     kind: NullKind = "permutation",
     seed: int = 0,
@@ -65,12 +63,9 @@ def null_distribution(  # noqa: PLR0913 # the problem and the column, then keywo
     One pass over the data, then shuffles × parameters × columns operations, one tensor at a time.
 
     Args:
-        objective: the loss, without any penalty.
-        regularizers: all candidates of the fit.
+        fit: a fit of endpoint equations at one point, unconstrained.
         name: the column whose entries are drawn; the other columns stay as they are.
-        params: the point; by default the model's current parameters.
-        known: penalties that training did apply, with their strengths.
-        rows: which parameters' equations to use; by default all.
+        target: the target of the fit, which saves the pass over the data.
         shuffles: number of draws.
         kind: "permutation" or "direction".
         seed: seed of the draws; they depend on nothing else.
@@ -79,29 +74,29 @@ def null_distribution(  # noqa: PLR0913 # the problem and the column, then keywo
     >>> X, y = torch.eye(9).double(), torch.arange(1.0, 10.0).double()[:, None]
     >>> model = torch.nn.Linear(9, 1, bias=False).double()
     >>> _ = model.weight.data.copy_(y.T / 1.9)  # the optimum of mse_loss + 0.1 ‖θ‖²
-    >>> objective = tacit.Objective(model, torch.nn.functional.mse_loss, (X, y))
-    >>> null = null_distribution(objective, [tacit.l2()], "l2")
+    >>> fit = tacit.estimate(model, torch.nn.functional.mse_loss, (X, y), [tacit.l2()])
+    >>> null = null_distribution(fit, "l2")
     >>> round(null.observed, 12), null.p_value
     (1.0, 0.001)
     """
-    _check_arguments(objective, shuffles, kind, seed)
-    point = objective.point(params)
-    bound = check_candidates(regularizers, known).bind(point, rows)
+    origin = origin_of(fit, "null_distribution")
+    _check_arguments(origin, shuffles, kind, seed)
+    bound = origin.bind()
     if name not in bound.columns.names:
         raise InputError(
             f"name is {name!r}: pass the name of one column; there are "
             f"{shorten(bound.columns.names)}."
         )
     column = bound.columns.names.index(name)
-    _, target = objective.value_and_gradient(point)
-    for tensor in target.values():
-        tensor.neg_()
-    rest = _fit_without(bound, target, column)
+    if target is None:
+        target = endpoint_target(origin.setting.objective, params=bound.params)
+    vector = target.points[0].vectors[0]
+    rest = _fit_without(bound, vector, column)
     products = torch.zeros(shuffles, rest.to_basis.shape[1] + 2, dtype=torch.float64)
     generator = torch.Generator().manual_seed(seed)
     for tensor_name in bound.rows:
         if column in bound.columns.active.get(tensor_name, ()):
-            values, others = _read_tensor(tensor_name, bound, target, rest)
+            values, others = _read_tensor(tensor_name, bound, vector, rest)
             if len(values):
                 _add_products(products, values, others, kind, generator)
     # A column φ adds ⟨φ, e⟩²/φᵀMφ, where e is what the others leave and M projects off them:
@@ -154,23 +149,18 @@ def _read_tensor(
 ) -> tuple[Tensor, Tensor]:
     """One tensor's rows of the column, and of [basis of the others | what they leave]."""
     part = slice(0, bound.params[name].numel())
-    residual = to_float64(target[name].flatten())
-    kinks = torch.zeros(len(residual), dtype=torch.bool, device=residual.device)
-    for strength, known in bound.known:
-        if name in known.active:
-            residual = residual - strength * known.rows(name, part)[:, 0].to(residual)
-    for columns in (bound.columns, *(known for _, known in bound.known)):
-        if name in columns.active and (mask := columns.kinks(name, part)) is not None:
-            kinks |= mask.to(kinks.device)
-    active = bound.columns.active[name]
-    design = bound.columns.rows(name, part).to(residual)
+    design, values, kinks = read_rows(bound, name, part, [target])
+    residual, active = values[:, 0], bound.columns.active[name]
+    design = design.to(residual)
     others = residual.new_zeros(len(residual), len(rest.others))
     positions = [i for i, c in enumerate(active) if c != rest.column]
     others[:, [rest.others.index(active[i]) for i in positions]] = design[:, positions]
     residual = residual - others @ rest.strengths.to(residual)
     beside = torch.cat([others @ rest.to_basis.to(residual), residual[:, None]], dim=1)
-    values = design[:, active.index(rest.column)]
-    return values[~kinks].cpu(), beside[~kinks].cpu()
+    column = design[:, active.index(rest.column)]
+    if kinks is not None:
+        column, beside = column[~kinks], beside[~kinks]
+    return column.cpu(), beside.cpu()
 
 
 def _add_products(
@@ -197,10 +187,11 @@ def _random_columns(
             yield part, values[torch.stack(orders)]
 
 
-def _check_arguments(objective: Any, shuffles: Any, kind: Any, seed: Any) -> None:
-    if not isinstance(objective, Objective):
+def _check_arguments(origin: Origin, shuffles: Any, kind: Any, seed: Any) -> None:
+    if origin.setting.mode != "endpoint":
         raise InputError(
-            f"objective is a {type(objective).__name__}: pass tacit.Objective(model, loss, data)."
+            f"the fit is of {origin.setting.mode} equations: null_distribution is for endpoint "
+            "equations."
         )
     for name, number, least in (("shuffles", shuffles, 1), ("seed", seed, 0)):
         if isinstance(number, bool) or not isinstance(number, int) or number < least:

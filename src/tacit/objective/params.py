@@ -174,6 +174,12 @@ def square_norm(tensor: Tensor) -> float:
     )
 
 
+def fingerprint(params: Mapping[str, Tensor]) -> tuple[float, ...]:
+    """Sum and sum of squares of every tensor: they change when the weights are trained on."""
+    sums = [float(to_float64(p).sum()) for p in params.values()]
+    return (*sums, *(square_norm(p) for p in params.values()))
+
+
 def shorten(names: Iterable[str], most: int = 6) -> str:
     """The first few names for a message, and the number of further ones."""
     names = list(names)

@@ -6,11 +6,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from tacit.equations.difference import difference_target
+from tacit.equations.endpoint import endpoint_target
+from tacit.equations.rows import Candidates
+from tacit.equations.target import Origin
 from tacit.objective.objective import Objective
 from tacit.objective.params import Params
-from tacit.objective.randomness import split_draws
 from tacit.regularizers import Regularizer
-from tacit.uncertainty.linear_fit import LinearFit, Setting, check_order, identical_data
+from tacit.uncertainty.directions import EquationRows
+from tacit.uncertainty.linear_fit import LinearFit, check_order, identical_data
 
 
 class DataColumns(NamedTuple):
@@ -24,7 +28,8 @@ class DataColumns(NamedTuple):
 
 
 def design_scores(
-    setting: Setting,
+    origin: Origin,
+    rows: EquationRows,
     linear_fit: LinearFit,
     directions: Sequence[Params],
     weights: Tensor | None,
@@ -42,23 +47,23 @@ def design_scores(
     Also returns notes that name the columns treated as fixed: those that read other data, and all
     of them where the strengths are not determined.
     """
-    data_columns = list(_data_columns(setting))
+    data_columns = list(_data_columns(origin.candidates, rows))
     free = linear_fit.free.nonzero()[:, 0].tolist()
     total = torch.zeros(1, len(free), dtype=torch.float64)
     fixed = [
         entry.regularizer.name
         for entry in data_columns
-        if not linear_fit.determined or not _reads_scored_examples(setting, entry.regularizer)
+        if not linear_fit.determined or not _reads_scored_examples(origin, entry.regularizer)
     ]
     varying = [entry for entry in data_columns if entry.regularizer.name not in fixed]
     notes = tuple(f"columns of {name} treated as fixed" for name in fixed)
     if not varying:
         return total, notes
-    check_order(setting.objective)
-    residual = setting.rows.residual(_target(setting), linear_fit.strengths)
+    check_order(origin.setting.objective)
+    residual = rows.residual(_mean_target(origin, rows), linear_fit.strengths)
     for regularizer, known_strength, columns in varying:
         assert regularizer.influence is not None
-        changes = regularizer.influence(setting.params, [*directions, residual])
+        changes = regularizer.influence(rows.bound.params, [*directions, residual])
         along_directions, along_residual = changes[:, :-1], changes[:, -1]
         if known_strength is None:
             gram_inverse = linear_fit.gram_inverse[free][:, columns]
@@ -71,22 +76,21 @@ def design_scores(
     return total - mean, notes
 
 
-def _data_columns(setting: Setting) -> Iterator[DataColumns]:
+def _data_columns(candidates: Candidates, rows: EquationRows) -> Iterator[DataColumns]:
     """The regularizers that are read from data, estimated ones first."""
     start = 0
-    families = setting.rows.bound.families
-    for regularizer, family in zip(setting.candidates.estimated, families, strict=True):
+    for regularizer, family in zip(candidates.estimated, rows.bound.families, strict=True):
         if regularizer.influence is not None:
             yield DataColumns(regularizer, None, list(range(start, start + family.size)))
         start += family.size
-    for regularizer, strength in setting.candidates.known.items():
+    for regularizer, strength in candidates.known.items():
         if regularizer.influence is not None:
             yield DataColumns(regularizer, strength, [])
 
 
-def _reads_scored_examples(setting: Setting, regularizer: Regularizer) -> bool:
+def _reads_scored_examples(origin: Origin, regularizer: Regularizer) -> bool:
     """Whether a regularizer is a mean over the examples that are scored."""
-    objectives = [o for o in (setting.objective, setting.plain) if o is not None]
+    objectives = [o for o in (origin.setting.objective, origin.setting.plain) if o is not None]
     return any(_same_examples(regularizer.objective, objective) for objective in objectives)
 
 
@@ -98,20 +102,12 @@ def _same_examples(a: Objective | None, b: Objective) -> bool:
     return identical_data(a, b) and a.weights is b.weights and a.count == b.count
 
 
-def _target(setting: Setting) -> Params:
-    """The target of the equations, before known penalties are subtracted."""
-    gradient = _mean_gradient(setting.objective, setting)
-    if setting.plain is None:
-        return {n: -g for n, g in gradient.items()}
-    plain = _mean_gradient(setting.plain, setting)
-    return {n: g - plain[n] for n, g in gradient.items()}
-
-
-def _mean_gradient(objective: Objective, setting: Setting) -> Params:
-    """The gradient averaged over groups of draws, each group with equal weight."""
-    params = setting.params
-    if not objective.training:
-        return objective.gradient(params)
-    groups = split_draws(objective.draws, setting.draw_groups, paired=objective.paired)
-    gradients = [objective.value_and_gradient(params, draws=group)[1] for group in groups]
-    return {n: torch.stack([g[n] for g in gradients]).mean(0) for n in gradients[0]}
+def _mean_target(origin: Origin, rows: EquationRows) -> Params:
+    """The target of the equations again, as the mean over groups of draws."""
+    objective, plain, params = origin.setting.objective, origin.setting.plain, rows.bound.params
+    if plain is None:
+        target = endpoint_target(objective, params=params)
+    else:
+        target = difference_target(objective, plain, params=params, groups=origin.setting.groups)
+    vectors = target.points[0].vectors
+    return {n: torch.stack([vector[n] for vector in vectors]).mean(0) for n in vectors[0]}

@@ -8,7 +8,7 @@ from typing import overload
 import torch
 from torch import Tensor
 
-from tacit.equations.rows import BoundCandidates, slices
+from tacit.equations.rows import BoundCandidates, read_rows, slices
 from tacit.objective.params import Params, to_float64
 
 MAX_STORED_ENTRIES = 2**26
@@ -30,7 +30,7 @@ class EquationRows:
         """Number of equations."""
         total = 0
         for name, part in self._slices():
-            kinks = self._kinks(name, part)
+            _, _, kinks = read_rows(self.bound, name, part, [], columns=False)
             total += part.stop - part.start - (0 if kinks is None else int(kinks.sum()))
         return total
 
@@ -54,10 +54,9 @@ class EquationRows:
         }
         for name, part in self._slices(with_columns=True):
             active = list(self.bound.columns.active.get(name, ()))
-            if active:
-                design = self.bound.columns.rows(name, part)
-                values = design @ combinations[active].to(design)
-                flat[name][:, part] = self._zero_kinks(values, name, part).T.to(flat[name])
+            design, _, kinks = read_rows(self.bound, name, part, [])
+            values = design @ combinations[active].to(design)
+            flat[name][:, part] = _zero(values, kinks).T.to(flat[name])
         return [
             {name: values[j].view(params[name].shape) for name, values in flat.items()}
             for j in range(count)
@@ -75,31 +74,28 @@ class EquationRows:
             bits = torch.randint(0, 2, (tensor.numel(),), generator=generator, dtype=torch.int8)
             signs[name] = (2 * bits.to(tensor) - 1)[:, None]
         for name, part in self._slices():
-            signs[name][part] = self._zero_kinks(signs[name][part], name, part)
+            _, _, kinks = read_rows(self.bound, name, part, [], columns=False)
+            signs[name][part] = _zero(signs[name][part], kinks)
         return {name: flat.view(self.bound.params[name].shape) for name, flat in signs.items()}
 
     def square_norm(self, vector: Mapping[str, Tensor]) -> float:
         """‖vector‖² over the rows of the equations."""
         total = 0.0
         for name, part in self._slices():
+            _, _, kinks = read_rows(self.bound, name, part, [], columns=False)
             values = to_float64(vector[name]).flatten()[part, None]
-            total += float(self._zero_kinks(values, name, part).square().sum())
+            total += float(_zero(values, kinks).square().sum())
         return total
 
-    def residual(self, target: Mapping[str, Tensor], strengths: Tensor) -> Params:
+    def residual(self, target: Params, strengths: Tensor) -> Params:
         """What a fit leaves unexplained: target − known penalties' gradients − Φ·strengths."""
         params = self.bound.params
         flat = {name: params[name].new_empty(params[name].numel()) for name in self.bound.rows}
         for name, part in self._slices(with_columns=True):
-            values = to_float64(target[name].flatten()[part, None]).clone()
-            for strength, known in self.bound.known:
-                if name in known.active:
-                    values -= strength * known.rows(name, part).to(values)
             active = list(self.bound.columns.active.get(name, ()))
-            if active:
-                design = self.bound.columns.rows(name, part).to(values)
-                values -= design @ strengths[active, None].to(values)
-            flat[name][part] = self._zero_kinks(values, name, part)[:, 0].to(flat[name])
+            design, values, kinks = read_rows(self.bound, name, part, [target])
+            values = values - design.to(values) @ strengths[active, None].to(values)
+            flat[name][part] = _zero(values, kinks)[:, 0].to(flat[name])
         return {name: values.view(params[name].shape) for name, values in flat.items()}
 
     def known_products(self, directions: Sequence[Params], count: int) -> Tensor:
@@ -122,18 +118,10 @@ class EquationRows:
             for part in slices(self.bound.params[name], width):
                 yield name, part
 
-    def _kinks(self, name: str, part: slice) -> Tensor | None:
-        """Which entries of a slice are at a kink of an estimated or known regularizer."""
-        masks = [
-            mask
-            for columns in (self.bound.columns, *(known for _, known in self.bound.known))
-            if name in columns.active and (mask := columns.kinks(name, part)) is not None
-        ]
-        return torch.stack([mask.to(masks[0].device) for mask in masks]).any(0) if masks else None
 
-    def _zero_kinks(self, values: Tensor, name: str, part: slice) -> Tensor:
-        kinks = self._kinks(name, part)
-        return values if kinks is None else values.masked_fill(kinks.to(values.device)[:, None], 0)
+def _zero(values: Tensor, kinks: Tensor | None) -> Tensor:
+    """The values with zeros at kinks, which are in no equation."""
+    return values if kinks is None else values.masked_fill(kinks.to(values.device)[:, None], 0)
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,122 +1,41 @@
-"""A fit as a linear function of its target, and checks that it belongs to the arguments beside it.
+"""A fit as a linear function of its target, and checks before its examples are scored."""
 
-Scores and stationary error bars are given a fit and, a second time, what its equations were
-written from. `check_setting` refuses arguments that differ from those of the equations;
-`check_strengths` refuses data that no longer gives the strengths of the fit.
-"""
-
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from tacit.equations.rows import Candidates, check_candidates
+from tacit.equations.target import Origin
 from tacit.errors import InputError
-from tacit.fitting.fits import Fit
+from tacit.fitting.fits import Fit, origin_of
 from tacit.fitting.solving import System
 from tacit.objective.checks import coarsest_dtype
 from tacit.objective.objective import Objective
-from tacit.objective.params import Params, Scope, shorten
+from tacit.objective.params import Params
 from tacit.objective.per_example import DirectionalDerivatives
-from tacit.regularizers import Regularizer
 from tacit.uncertainty.directions import EquationRows
 
 
-@dataclass(frozen=True, eq=False)
-class Setting:
-    """What the equations of a fit were written from."""
-
-    objective: Objective
-    plain: Objective | None
-    """The objective without the technique, for difference equations."""
-    candidates: Candidates
-    params: Params
-    rows: EquationRows
-    draw_groups: int
-    """Number of groups of draws; the target is the mean over them."""
-
-
-def check_setting(
-    fit: Fit,
-    objective: Objective,
-    regularizers: Regularizer | Sequence[Regularizer],
-    *,
-    params: Mapping[str, Tensor] | None,
-    known: Mapping[Regularizer, float] | None,
-    rows: Scope,
-    plain: Objective | None = None,
-) -> Setting:
-    """The setting of a fit at one point; arguments that its equations did not have are refused.
-
-    Trap: names, counts and known strengths are compared here, but not the data. Other data of the
-    same size is only noticed by `check_strengths`, after the pass over it.
-    """
-    _check_types(fit, objective, plain)
-    _check_mode(fit, plain)
-    candidates = check_candidates(regularizers, known)
-    bound = candidates.bind(objective.point(params), rows)
-    equation_rows = EquationRows(bound)
-    names, source = bound.columns.names, fit.sources[0]
-    if names != tuple(fit.strengths):
+def scored_origin(fit: Fit, what: str) -> Origin:
+    """What a fit was written from; refused unless it is of endpoint or difference equations."""
+    origin = origin_of(fit, what)
+    if origin.setting.mode == "trajectory":
         raise InputError(
-            f"the fit has the strengths {shorten(fit.strengths)}, but the regularizers have "
-            f"{shorten(names)}: pass the regularizers that the equations were written with."
+            f"the fit is of trajectory equations, but {what} needs one point with fixed weights. "
+            "Fits of steps and of epochs already have error bars, from the differences between "
+            "them."
         )
-    if bound.known_strengths != source.known:
-        raise InputError(
-            f"known is {bound.known_strengths or 'empty'}, but the equations were written with "
-            f"{source.known or 'no known penalties'}: pass the same known=."
-        )
-    if equation_rows.count != fit.rows:
-        raise InputError(
-            f"there are {equation_rows.count} equations here and {fit.rows} in the fit: pass the "
-            "params= and rows= that the equations were written with."
-        )
-    if objective.count != source.examples:
-        raise InputError(
-            f"the objective has {objective.count} examples and the fit has {source.examples}: pass "
-            "the objective that the equations were written from."
-        )
-    return Setting(objective, plain, candidates, bound.params, equation_rows, fit.equations.targets)
+    return origin
 
 
-def _check_types(fit: Any, objective: Any, plain: Any) -> None:
-    if not isinstance(fit, Fit):
-        raise InputError(f"fit is a {type(fit).__name__}: pass a Fit, which tacit.fit returns.")
-    for name, value in {"objective": objective, "plain": plain}.items():
-        if not isinstance(value, Objective) and not (name == "plain" and value is None):
-            raise InputError(
-                f"{name} is a {type(value).__name__}: pass tacit.Objective(model, loss, data)."
-            )
-
-
-def _check_mode(fit: Fit, plain: Objective | None) -> None:
-    """Refuse a fit of several points or of a trajectory, and a `plain` that does not match."""
-    modes = [source.mode for source in fit.sources]
-    if len(modes) > 1 or modes[0] not in ("endpoint", "difference"):
-        equations = f"{len(modes)} stacked sources" if len(modes) > 1 else f"{modes[0]} equations"
-        raise InputError(
-            f"the fit is of {equations}, but the influence of an example is defined at one point "
-            "with fixed weights. Score the fit of each endpoint separately; fits of steps and of "
-            "stacked points already have error bars, from the differences between them."
-        )
-    if (modes[0] == "difference") is (plain is None):
-        raise InputError(
-            f"the fit is of {modes[0]} equations and plain is {'not ' * (plain is None)}given: "
-            "for difference equations pass the technique as the objective and plain=; for endpoint "
-            "equations leave plain= out."
-        )
-
-
-def check_orders(setting: Setting, *, labelled: bool) -> None:
+def check_orders(origin: Origin, *, labelled: bool) -> None:
     """Refuse data whose examples cannot be paired with labels, or with those of `plain`.
 
     Passes over one shuffling loader have the same order, because every pass starts from the same
     random state. Passes over two loaders, or a loader and labels beside it, do not.
     """
-    objective, plain = setting.objective, setting.plain
+    objective, plain = origin.setting.objective, origin.setting.plain
     two_loaders = plain is not None and not identical_data(objective, plain)
     for scored in (objective, plain):
         if scored is not None:
@@ -235,8 +154,7 @@ def check_strengths(
         name = linear_fit.names[int(free.nonzero()[worst])]
         raise InputError(
             f"recomputed from these examples, the strength of {name!r} is "
-            f"{float(recomputed[worst]):.6g}, but the fit has {float(strengths[worst]):.6g}: pass "
-            "the objective, params=, known= and rows= that the equations were written with, on "
-            "data that has not changed. A loss that reads the parameters itself cannot be split "
-            "by example."
+            f"{float(recomputed[worst]):.6g}, but the fit has {float(strengths[worst]):.6g}: the "
+            "data has changed since the equations were written, so write them again. A loss that "
+            "reads the parameters itself cannot be split by example."
         )

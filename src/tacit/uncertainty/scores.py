@@ -1,29 +1,28 @@
 """Standard errors over which examples were looked at, from one pass over them."""
 
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from numbers import Real
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from tacit.equations.target import Setting
 from tacit.errors import InputError
 from tacit.fitting.fits import Fit
 from tacit.objective.objective import Objective
-from tacit.objective.params import Params, Scope
+from tacit.objective.params import Params
 from tacit.objective.per_example import DirectionalDerivatives
 from tacit.objective.randomness import split_draws
-from tacit.regularizers import Regularizer
 from tacit.uncertainty.design import design_scores
 from tacit.uncertainty.directions import EquationRows, balanced_signs
 from tacit.uncertainty.linear_fit import (
-    Setting,
     check_orders,
-    check_setting,
     check_strengths,
     linear_fit_of,
     mean_and_deviations,
+    scored_origin,
 )
 from tacit.uncertainty.sampling import Scores, covariance_of_mean
 
@@ -33,15 +32,9 @@ MAX_PROBES, PROBE_ENTRIES = 8, 2**16
 """Largest number of directions of random signs, and of entries in all of them together."""
 
 
-def score_examples(  # noqa: PLR0913 # the fit and what its equations were written from
+def score_examples(
     fit: Fit,
-    objective: Objective,
-    regularizers: Regularizer | Sequence[Regularizer],
     *,
-    params: Mapping[str, Tensor] | None = None,
-    known: Mapping[Regularizer, float] | None = None,
-    rows: Scope = None,
-    plain: Objective | None = None,
     population: float | None = None,
     clusters: Sequence[Hashable] | Tensor | None = None,
 ) -> Scores:
@@ -55,55 +48,50 @@ def score_examples(  # noqa: PLR0913 # the fit and what its equations were writt
     The columns of `gradient_norm` and `explicit_dropout` are means over examples too; where they
     read the same data, their influence is included, at a few more passes.
 
-    Traps: pass everything that the equations were written with. The columns of a `regularizer` of
-    your own are treated as fixed, because what it reads is unknown. If the model was trained on
-    exactly these examples, nothing was sampled: pass population=len(data).
+    Traps: the columns of a `regularizer` of your own are treated as fixed, because what it reads is
+    unknown. If the model was trained on exactly these examples, nothing was sampled: pass
+    population=len(data).
 
     Args:
-        fit: a fit of endpoint or difference equations at one point.
-        objective: what the equations were written from; the technique, for difference equations.
-        regularizers: the same candidates, in the same order.
-        params: the same point.
-        known: the same known penalties.
-        rows: the same rows.
-        plain: the objective without the technique, for difference equations; it must have the same
-            examples in the same order.
+        fit: a fit of endpoint or difference equations at one point. For a difference, the technique
+            and plain objectives must have the same examples in the same order.
         population: number of examples these were drawn from, at random without replacement; by
             default infinite.
         clusters: one label per example, where examples with the same label (one patient, one
             document) are not independent of each other.
     """
-    setting = check_setting(
-        fit, objective, regularizers, params=params, known=known, rows=rows, plain=plain
-    )
+    origin = scored_origin(fit, "score_examples")
+    rows = EquationRows(origin.bind())
     linear_fit = linear_fit_of(fit)
-    if plain is not None or clusters is not None:
-        check_orders(setting, labelled=clusters is not None)
+    if origin.setting.plain is not None or clusters is not None:
+        check_orders(origin, labelled=clusters is not None)
     # tr Cov of the target: in a large model from a signed sum of gradients, which the pass computes
     # anyway but which needs independent examples; otherwise along directions of random signs.
-    large = clusters is None and setting.rows.count > PROBE_ENTRIES
-    probes = 0 if large else max(1, min(MAX_PROBES, PROBE_ENTRIES // setting.rows.count))
-    directions = setting.rows.directions(
+    large = clusters is None and rows.count > PROBE_ENTRIES
+    probes = 0 if large else max(1, min(MAX_PROBES, PROBE_ENTRIES // rows.count))
+    directions = rows.directions(
         linear_fit.gram_inverse[:, linear_fit.free], [SEED + MAX_PROBES * i for i in range(probes)]
     )
-    signs = balanced_signs(objective.count, seed=SEED) if large else None
-    derivatives = _target_derivatives(setting, directions, signs)
+    signs = balanced_signs(origin.setting.objective.count, seed=SEED) if large else None
+    derivatives = _target_derivatives(origin.setting, rows.bound.params, directions, signs)
     mean, deviations = mean_and_deviations(derivatives)
     population_size = _population_size(population, derivatives)
     labels = _cluster_indices(clusters, len(deviations))
     count = int(linear_fit.free.sum())
     influence = deviations[:, :count]
-    check_strengths(linear_fit, setting.rows, directions, mean[:count], influence)
+    check_strengths(linear_fit, rows, directions, mean[:count], influence)
     values = torch.zeros(len(influence), len(linear_fit.free), dtype=torch.float64)
     values[:, linear_fit.free] = influence
     covariance = covariance_of_mean(values, derivatives.weights, labels)
     factor = linear_fit.design_factor
     largest = torch.linalg.eigvalsh(factor @ covariance @ factor.T)[-1]
-    variance = _target_variance(derivatives, deviations[:, count:], setting.rows, labels)
+    variance = _target_variance(derivatives, deviations[:, count:], rows, labels)
     notes, design_varies = (), False
-    candidates = setting.candidates
+    candidates = origin.candidates
     if any(r.influence is not None for r in (*candidates.estimated, *candidates.known)):
-        shifts, notes = design_scores(setting, linear_fit, directions[:count], derivatives.weights)
+        shifts, notes = design_scores(
+            origin, rows, linear_fit, directions[:count], derivatives.weights
+        )
         values[:, linear_fit.free] += shifts
         design_varies = bool(shifts.any())
     return Scores(
@@ -124,14 +112,7 @@ def score_examples(  # noqa: PLR0913 # the fit and what its equations were writt
     )
 
 
-def with_sampling_errors(
-    fit: Fit,
-    objective: Objective,
-    regularizers: Regularizer | Sequence[Regularizer],
-    *,
-    known: Mapping[Regularizer, float] | None,
-    population: float | None,
-) -> Fit:
+def with_sampling_errors(fit: Fit, population: float | None) -> Fit:
     """An endpoint fit with error bars of sampling.
 
     The fit is returned unchanged where no population is given, and where λ ≥ 0 holds every
@@ -139,18 +120,19 @@ def with_sampling_errors(
     """
     if population is None or (fit.nonnegative and not any(fit.strengths.values())):
         return fit
-    scores = score_examples(fit, objective, regularizers, known=known, population=population)
+    scores = score_examples(fit, population=population)
     return fit.with_error_bars(scores.error_bars(), *scores.problems)
 
 
 def _target_derivatives(
-    setting: Setting, directions: Sequence[Params], signs: Tensor | None
+    setting: Setting, params: Params, directions: Sequence[Params], signs: Tensor | None
 ) -> DirectionalDerivatives:
     """⟨b_i, v_j⟩ of every example and direction, before known penalties are subtracted from b."""
-    technique = _mean_over_groups(setting.objective, setting, directions, signs)
+    groups, options = setting.groups, (params, directions, signs)
+    technique = _mean_over_groups(setting.objective, groups, *options)
     if setting.plain is None:
         return DirectionalDerivatives(-technique.values, technique.weights, technique.signed_sum)
-    plain = _mean_over_groups(setting.plain, setting, directions, signs)
+    plain = _mean_over_groups(setting.plain, groups, *options)
     if technique.values.shape != plain.values.shape:
         raise InputError(
             f"the technique has {len(technique.values)} examples and plain has "
@@ -170,16 +152,20 @@ def _target_derivatives(
 
 
 def _mean_over_groups(
-    objective: Objective, setting: Setting, directions: Sequence[Params], signs: Tensor | None
+    objective: Objective,
+    count: int,
+    params: Params,
+    directions: Sequence[Params],
+    signs: Tensor | None,
 ) -> DirectionalDerivatives:
     """Derivatives averaged over groups of draws, each group with equal weight, as in the target."""
     draws = [range(objective.draws)]
     if objective.training:
-        draws = split_draws(objective.draws, setting.draw_groups, paired=objective.paired)
+        draws = split_draws(objective.draws, count, paired=objective.paired)
     if len({len(group) for group in draws}) == 1:  # the mean over groups is that over all draws
-        return objective.directional_derivatives(directions, setting.params, signs=signs)
+        return objective.directional_derivatives(directions, params, signs=signs)
     groups = [
-        objective.directional_derivatives(directions, setting.params, draws=group, signs=signs)
+        objective.directional_derivatives(directions, params, draws=group, signs=signs)
         for group in draws
     ]
     sums = [group.signed_sum for group in groups if group.signed_sum is not None]

@@ -6,28 +6,28 @@ can be had.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from numbers import Real
 
 import torch
 from torch import Tensor
 
+from tacit.equations.target import Origin
 from tacit.errors import InputError
 from tacit.fitting.error_bars import ErrorBars, mark_undetermined
 from tacit.fitting.fits import Fit
-from tacit.objective.objective import Objective
-from tacit.objective.params import Params, Scope
+from tacit.objective.params import Params
 from tacit.objective.per_example import DirectionalDerivatives
 from tacit.regularizers import Regularizer
+from tacit.uncertainty.directions import EquationRows
 from tacit.uncertainty.krylov import KrylovSpace
 from tacit.uncertainty.linear_fit import (
     LinearFit,
-    Setting,
-    check_setting,
     check_strengths,
     linear_fit_of,
     mean_and_deviations,
+    scored_origin,
 )
 from tacit.uncertainty.sampling import covariance_of_mean
 from tacit.validation.penalised import NoHessianError, PenalisedObjective
@@ -85,17 +85,8 @@ class SgdSteps:
         return f"{text} and batches of {self.batch_size:,} of {self.count:,} examples"
 
 
-def stationary_error_bars(  # noqa: PLR0913 # the fit, what its equations were written from, the steps
-    fit: Fit,
-    objective: Objective,
-    regularizers: Regularizer | Sequence[Regularizer],
-    *,
-    rate: float,
-    batch_size: int,
-    momentum: float = 0.0,
-    params: Mapping[str, Tensor] | None = None,
-    known: Mapping[Regularizer, float] | None = None,
-    rows: Scope = None,
+def stationary_error_bars(
+    fit: Fit, *, rate: float, batch_size: int, momentum: float = 0.0
 ) -> ErrorBars:
     """Error bars for the noise of training, of one endpoint of SGD with a constant step size.
 
@@ -130,27 +121,24 @@ def stationary_error_bars(  # noqa: PLR0913 # the fit, what its equations were w
       left out, and the basis of the error bars says so.
 
     Args:
-        fit: a fit of endpoint equations at the last weights.
-        objective: what the equations were written from, over the examples that training drew from.
-        regularizers: the same candidates, in the same order.
+        fit: a fit of endpoint equations at the last weights; its objective must be over the
+            examples that training drew from.
         rate: the step size η at the end of training.
         batch_size: number of examples (tokens, where the mean is over tokens) per step.
         momentum: heavy-ball momentum, as in torch.optim.SGD, without dampening or Nesterov.
-        params: the same point.
-        known: the same known penalties.
-        rows: the same rows.
     """
-    if isinstance(fit, Fit) and [source.mode for source in fit.sources] == ["difference"]:
+    origin = scored_origin(fit, "stationary_error_bars")
+    if origin.setting.mode == "difference":
         raise InputError(
             "the fit is of difference equations, which are written at fixed weights: the noise of "
             "training is not their error. Pass a fit of endpoint equations."
         )
-    setting = check_setting(fit, objective, regularizers, params=params, known=known, rows=rows)
+    rows, objective = EquationRows(origin.bind()), origin.setting.objective
     linear_fit = linear_fit_of(fit)
     steps = _check_steps(rate, batch_size, momentum, objective.count)
-    penalised, notes = _penalised_loss(setting, linear_fit)
-    point, free = setting.params, linear_fit.free
-    directions = setting.rows.directions(linear_fit.gram_inverse[:, free])
+    penalised, notes = _penalised_loss(origin, rows, linear_fit)
+    point, free = rows.bound.params, linear_fit.free
+    directions = rows.directions(linear_fit.gram_inverse[:, free])
     space = KrylovSpace(penalised.hvp_at(penalised.flatten(point)), penalised.epsilon)
     for j in range(len(directions)):
         space.add_start(penalised.flatten(_with_all_names(directions[j], point)))
@@ -162,7 +150,7 @@ def stationary_error_bars(  # noqa: PLR0913 # the fit, what its equations were w
         target = DirectionalDerivatives(-derivatives.values, derivatives.weights)
         mean, deviations = mean_and_deviations(target)
         starts = space.projected_starts(size)
-        check_strengths(linear_fit, setting.rows, directions, mean @ starts, deviations @ starts)
+        check_strengths(linear_fit, rows, directions, mean @ starts, deviations @ starts)
         return len(deviations) * covariance_of_mean(deviations, derivatives.weights, None)
 
     covariance, remarks = _converged_covariance(space, steps, noise)
@@ -243,10 +231,11 @@ def _unstable_covariance(count: int, highest: float, steps: SgdSteps) -> tuple[T
 
 
 def _penalised_loss(
-    setting: Setting, linear_fit: LinearFit
+    origin: Origin, rows: EquationRows, linear_fit: LinearFit
 ) -> tuple[PenalisedObjective, list[str]]:
     """F = L + Σ λ̂R + known penalties, and notes on penalties without a second derivative."""
-    candidates, bound, point = setting.candidates, setting.rows.bound, setting.params
+    candidates, objective = origin.candidates, origin.setting.objective
+    bound, point = rows.bound, rows.bound.params
     sizes = [family.size for family in bound.families]
     terms = list(zip(candidates.estimated, linear_fit.strengths.split(sizes), strict=True))
     terms += [(r, torch.tensor([float(s)])) for r, s in candidates.known.items()]
@@ -257,7 +246,7 @@ def _penalised_loss(
             evaluated = [(r.value(params), strengths) for r, strengths in some]
             return zero + sum((values * s.to(values)).sum() for values, s in evaluated)
 
-        return PenalisedObjective(setting.objective, value)
+        return PenalisedObjective(objective, value)
 
     def has_hessian(term: tuple[Regularizer, Tensor]) -> bool:
         if term[0].influence is not None:  # read from data, by functions with one derivative only
@@ -272,8 +261,8 @@ def _penalised_loss(
     smooth = [term for term in terms if has_hessian(term)]
     names = [r.name for r, _ in terms if all(r is not other for other, _ in smooth)]
     notes = [f"the curvature of {name} left out" for name in names]
-    if setting.objective.training:
-        notes.append(f"noise of a mean over {setting.objective.draws} draws of the objective")
+    if objective.training:
+        notes.append(f"noise of a mean over {objective.draws} draws of the objective")
     return total(smooth), notes
 
 

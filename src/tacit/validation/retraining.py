@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from tacit.errors import InputError, Problem
-from tacit.fitting.fits import Fit
+from tacit.fitting.fits import Fit, origin_of
 from tacit.fitting.summary import jsonable
-from tacit.objective.objective import Objective
+from tacit.objective.objective import Objective, check_objective
 from tacit.objective.params import Params, norm
 from tacit.regularizers import Regularizer
 from tacit.validation.certificate import Certificate, certify
@@ -74,8 +74,8 @@ class Validation:
 @torch.inference_mode(mode=False)
 def validate(
     fit: Fit | Mapping[str, float],
-    objective: Objective,
-    regularizers: Regularizer | Sequence[Regularizer],
+    objective: Objective | None = None,
+    regularizers: Regularizer | Sequence[Regularizer] | None = None,
     *,
     train: Train | None = None,
     start: Mapping[str, Tensor] | None = None,
@@ -94,17 +94,21 @@ def validate(
 
     Args:
         fit: the estimate, or strengths by name.
-        objective: the loss without the technique and without any penalty.
-        regularizers: those of the fit, including its known penalties, which the control retains.
+        objective: the loss without the technique and without any penalty; by default that of the
+            fit, and `plain` of a difference.
+        regularizers: by default those of the fit, including its known penalties, which the control
+            retains.
         train: your training loop, train(penalty) -> params, which minimises loss + penalty(params).
             It is called twice; for the control the penalty is zero unless there are known ones.
             The model's state is restored after each call.
         start: where the built-in trainer starts; by default the model's current parameters.
-        params: θ̂; by default the model's current parameters.
+        params: θ̂; by default the point of the fit where it has one point, else the model's
+            current parameters.
         outputs: predictions as a function of params, for objectives that cannot compute them.
             Integer outputs are labels and are compared by agreement.
     """
-    _check_arguments(fit, objective, train, start)
+    _check_arguments(fit, train, start)
+    objective, regularizers, params = _complete(fit, objective, regularizers, params)
     strengths = strengths_by_name(fit)
     original = {n: p.clone() for n, p in objective.point(params).items()}
     initial = {n: p.clone() for n, p in objective.point(start, what="start").items()}
@@ -147,17 +151,34 @@ def validate(
     return replace(validation, problems=problems)
 
 
-def _check_arguments(
+def _complete(
     fit: Fit | Mapping[str, float],
-    objective: Objective,
-    train: Train | None,
-    start: Mapping[str, Tensor] | None,
+    objective: Objective | None,
+    regularizers: Regularizer | Sequence[Regularizer] | None,
+    params: Mapping[str, Tensor] | None,
+) -> tuple[Objective, Sequence[Regularizer], Mapping[str, Tensor] | None]:
+    """The objective, regularizers and point: as passed, or as the fit's equations have them."""
+    if objective is None or regularizers is None:
+        if not isinstance(fit, Fit):
+            raise InputError(
+                "strengths by name do not have an objective and regularizers: the arguments are "
+                "validate(strengths, objective, regularizers)."
+            )
+        origin = origin_of(fit, "validate without an objective and regularizers")
+        if params is None and len(origin.points) == 1:
+            params = origin.bind().params
+        objective = objective or origin.setting.plain or origin.setting.objective
+        candidates = origin.candidates
+        regularizers = regularizers or (*candidates.estimated, *candidates.known)
+    check_objective(objective, what="objective")
+    if isinstance(regularizers, Regularizer):
+        regularizers = [regularizers]
+    return objective, regularizers, params
+
+
+def _check_arguments(
+    fit: Fit | Mapping[str, float], train: Train | None, start: Mapping[str, Tensor] | None
 ) -> None:
-    if not isinstance(objective, Objective):
-        raise InputError(
-            f"objective is a {type(objective).__name__}: the order of arguments is "
-            "validate(fit, objective, regularizers)."
-        )
     if not isinstance(fit, Fit | Mapping):
         raise InputError(
             f"fit is a {type(fit).__name__}: pass what tacit.fit or tacit.estimate return, or "
@@ -176,14 +197,13 @@ def _check_arguments(
 
 
 def _control_penalty(
-    fit: Fit | Mapping[str, float], regularizers: Regularizer | Sequence[Regularizer]
+    fit: Fit | Mapping[str, float], regularizers: Sequence[Regularizer]
 ) -> Penalty:
     """The known penalties of the fit, which the control retains."""
     known = known_strengths(fit) if isinstance(fit, Fit) else {}
     if not known:
         return no_penalty
-    candidates = [regularizers] if isinstance(regularizers, Regularizer) else regularizers
-    return penalty([r for r in candidates if r.name in known], known)
+    return penalty([r for r in regularizers if r.name in known], known)
 
 
 def _retrain(function: PenalisedObjective, initial: Params, train: Train | None) -> Params | None:

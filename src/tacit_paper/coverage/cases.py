@@ -147,7 +147,7 @@ def _sampling_case(
         objective = Objective(model, loss, (data[0][rows], data[1][rows]))
         regularizers = candidates(objective)
         part_fit = fit(endpoint_equations(objective, regularizers))
-        scores = score_examples(part_fit, objective, regularizers, population=len(data[1]))
+        scores = score_examples(part_fit, population=len(data[1]))
         return Replicate(part_fit.with_error_bars(scores.error_bars()), dict(truth))
 
     return Case("sampling", label, replicate)

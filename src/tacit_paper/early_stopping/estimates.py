@@ -174,7 +174,7 @@ def scalar_rows(config: Config) -> Iterator[Row]:
         adam_start = time.perf_counter()
         adam, epochs = _published_fit(2 * X.T @ (X @ theta - y) / len(X), theta, config)
         adam_end = time.perf_counter()
-        scores = score_examples(exact, ls.objective(X, y), l2(), params=ls.as_params(theta))
+        scores = score_examples(exact)
         low, high = scores.error_bars().intervals(exact.strengths)["l2"]
         yield {
             "panel": "E",
