@@ -78,7 +78,7 @@ def _compare(
     score_times: list[float] = []
     for _ in range(1 if quick else 7):
         forward_times.append(seconds(lambda: forward_pass(model, data, batch)))
-        score_times.append(seconds(lambda: score_examples(fit, objective, candidates())))
+        score_times.append(seconds(lambda: score_examples(fit)))
     few = (data[0][:GRADIENT_EXAMPLES], data[1][:GRADIENT_EXAMPLES])
     per_example_gradients(model, few)  # warm-up of torch.func
     gradient_time = seconds(lambda: per_example_gradients(model, few))
@@ -97,7 +97,7 @@ def _compare(
             f"{gradient_time / forward_time:.1f}× ({len(data[0]):,} examples, batches of {batch})",
         ),
     ]
-    return rows, score_examples(fit, objective, candidates())
+    return rows, score_examples(fit)
 
 
 def forward_pass(model: nn.Module, data: tuple[Tensor, Tensor], batch: int) -> float:

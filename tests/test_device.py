@@ -137,10 +137,8 @@ def test_error_bars_are_those_of_the_cpu(device):
         objective = tacit.Objective(network(where), F.mse_loss, data)
         regularizers = [tacit.l2(), tacit.regularizers.gradient_norm(objective)]
         fit = tacit.fit(tacit.endpoint_equations(objective, regularizers))
-        scores = tacit.score_examples(fit, objective, regularizers, population=100)
-        stationary = tacit.uncertainty.stationary_error_bars(
-            fit, objective, regularizers, rate=0.01, batch_size=8
-        )
+        scores = tacit.score_examples(fit, population=100)
+        stationary = tacit.uncertainty.stationary_error_bars(fit, rate=0.01, batch_size=8)
         answers.append((scores.values, scores.error_bars().covariance, stationary.covariance))
     for on_cpu, on_device in zip(*answers, strict=True):
         torch.testing.assert_close(on_device, on_cpu, rtol=1e-7, atol=1e-12)
@@ -163,7 +161,8 @@ def test_epochs_and_nulls_are_those_of_the_cpu(device):
             epochs.end_epoch()
         objective = tacit.Objective(model, F.mse_loss, data)
         strengths.append(tacit.fit(epochs.equations(objective, penalty)).strengths["smooth_l1"])
-        null = tacit.null_distribution(objective, [tacit.l2()], "l2", shuffles=9)
+        endpoint_fit = tacit.fit(tacit.endpoint_equations(objective, tacit.l2()))
+        null = tacit.null_distribution(endpoint_fit, "l2", shuffles=9)
         null_strengths.append(null.draws)
     assert strengths[1] == pytest.approx(strengths[0], rel=1e-7)
     assert list(null_strengths[1]) == pytest.approx(list(null_strengths[0]), rel=1e-6)

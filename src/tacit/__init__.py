@@ -23,16 +23,19 @@ if TYPE_CHECKING:
     )
     from tacit.equations import (
         Equations,
+        Target,
         Trajectory,
         average_epochs,
         bootstrap,
         difference_equations,
+        difference_target,
         endpoint_equations,
-        euler,
+        endpoint_target,
         record,
         rk4,
         stack,
         trajectory_equations,
+        trajectory_target,
     )
     from tacit.errors import InputError, Problem
     from tacit.estimating import estimate, time_varying
@@ -50,16 +53,18 @@ __all__ = [
     "Objective",
     "Problem",
     "Regularizer",
+    "Target",
     "Trajectory",
     "average_epochs",
     "bootstrap",
     "bounds",
     "difference_equations",
+    "difference_target",
     "endpoint_equations",
+    "endpoint_target",
     "ensembles",
     "equations",
     "estimate",
-    "euler",
     "fit",
     "fitting",
     "identifiability",
@@ -79,6 +84,7 @@ __all__ = [
     "theory",
     "time_varying",
     "trajectory_equations",
+    "trajectory_target",
     "uncertainty",
     "validate",
     "validation",
@@ -91,8 +97,9 @@ except PackageNotFoundError:  # run from a source tree
 
 _HOMES = {
     "tacit.equations": (
-        "Equations Trajectory average_epochs bootstrap difference_equations endpoint_equations "
-        "euler record rk4 stack trajectory_equations"
+        "Equations Target Trajectory average_epochs bootstrap difference_equations "
+        "difference_target endpoint_equations endpoint_target record rk4 stack "
+        "trajectory_equations trajectory_target"
     ),
     "tacit.errors": "InputError Problem",
     "tacit.estimating": "estimate time_varying",

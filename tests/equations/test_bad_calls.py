@@ -191,7 +191,7 @@ TRAJECTORIES = {
     "no reference": (
         lambda: trajectory_equations(reference=None),
         ["reference is None"],
-        "pass tacit.euler",
+        "pass tacit.equations.euler",
     ),
     "no substeps": (lambda: tacit.rk4(0), ["substeps", "0"], "a whole number, at least 1"),
     "fractional substeps": (lambda: tacit.rk4(2.5), ["substeps", "2.5"], "a whole number"),

@@ -24,8 +24,8 @@ def test_an_euler_reference_of_two_substeps_halves_the_strength():
     positions = descend(model, data, step, 1)
 
     def two_steps(objective, point, time):
-        first = tacit.euler(objective, point, time / 2)
-        second = tacit.euler(objective, {n: point[n] + first[n] for n in point}, time / 2)
+        first = tacit.equations.euler(objective, point, time / 2)
+        second = tacit.equations.euler(objective, {n: point[n] + first[n] for n in point}, time / 2)
         return {n: first[n] + second[n] for n in point}
 
     fit = tacit.fit(

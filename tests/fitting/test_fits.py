@@ -139,8 +139,8 @@ def test_results_are_plain_and_can_be_written_as_json():
 def test_new_error_bars_of_sampling_replace_the_old_ones_and_their_problem():
     objective = tacit.Objective(tanh_mlp(1), F.mse_loss, random_data(1, count=20))
     plain_fit = tacit.fit(tacit.endpoint_equations(objective, tacit.l2()))
-    sample = tacit.score_examples(plain_fit, objective, tacit.l2())
-    whole = tacit.score_examples(plain_fit, objective, tacit.l2(), population=20.0)
+    sample = tacit.score_examples(plain_fit)
+    whole = tacit.score_examples(plain_fit, population=20.0)
     noisy_problem = tacit.Problem("noisy", "message", "remedy", ("l2",))
     noisy = plain_fit.with_error_bars(sample.error_bars(), noisy_problem)
     assert any(problem.kind == "noisy" for problem in noisy.problems)

@@ -70,7 +70,7 @@ def test_strengths_of_an_unexplained_target_are_in_parentheses():
 
 
 def test_a_fit_without_error_bars_says_how_to_add_them():
-    assert "tacit.score_examples" in fit_columns(1, 0.0).summary()
+    assert "tacit.score_examples(fit) adds" in fit_columns(1, 0.0).summary()
 
 
 def test_the_header_describes_the_target_the_data_and_the_parameters():

@@ -25,6 +25,17 @@ def random_batches(seed, sizes=(9, 9, 2)):
     return list(zip(X.split(sizes), y.split(sizes), strict=True))
 
 
+class CountedBatches:
+    """Batches, and how often a pass over them was started."""
+
+    def __init__(self, batches):
+        self.batches, self.passes = batches, 0
+
+    def __iter__(self):
+        self.passes += 1
+        yield from self.batches
+
+
 def squared_errors(model, batch):
     """The mean squared error of each example of a batch {"x": inputs, "y": target}."""
     return (model(batch["x"]) - batch["y"]).square().mean(1)

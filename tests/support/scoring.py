@@ -12,8 +12,7 @@ def fit_endpoint(objective, regularizers, **options):
 def fit_and_score(objective, regularizers, *, population=None, clusters=None, **options):
     """A fit of the endpoint equations, and the scores of the examples."""
     fit = fit_endpoint(objective, regularizers, **options)
-    sampling = {"population": population, "clusters": clusters}
-    return fit, tacit.score_examples(fit, objective, regularizers, **sampling, **options)
+    return fit, tacit.score_examples(fit, population=population, clusters=clusters)
 
 
 def strengths_of(fit):

@@ -104,8 +104,7 @@ def test_difference_equations_with_several_outputs_are_scored(loss):
         return tacit.fit(tacit.difference_equations(*setting(weights), groups=2))
 
     weights = torch.linspace(0.5, 1.5, 10).double()
-    technique, plain, regularizers = setting(weights)
-    scores = score_examples(fit_with_weights(weights), technique, regularizers, plain=plain)
+    scores = score_examples(fit_with_weights(weights))
     assert_scores_are_derivatives(fit_with_weights, scores, weights, [3], step=1e-4, tolerance=1e-6)
 
 
@@ -124,8 +123,7 @@ def test_unequal_groups_of_draws_score_the_target_that_was_fitted():
         return tacit.fit(tacit.difference_equations(*setting(weights)))
 
     ones = torch.ones(12).double()
-    technique, plain, regularizers = setting(ones)
-    scores = score_examples(fit_with_weights(ones), technique, regularizers, plain=plain)
+    scores = score_examples(fit_with_weights(ones))
     step = 1e-5
     for i in (0, 7):
         change = step * torch.eye(12, dtype=torch.float64)[i]

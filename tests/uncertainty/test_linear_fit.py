@@ -1,4 +1,4 @@
-"""Scores are refused for arguments and data that the equations were not written from."""
+"""A fit as a linear function of its target, and the fits and data that cannot be scored."""
 
 import math
 
@@ -29,37 +29,30 @@ def test_strengths_are_linear_in_the_target():
     assert linear_fit.determined
 
 
-def test_arguments_of_other_equations_are_refused():
-    model, (X, y) = tanh_mlp(10), random_data(10)
-    objective, regularizers = Objective(model, F.mse_loss, (X, y)), [tacit.l2(), tacit.l1()]
+def test_what_is_not_a_fit_of_one_point_is_refused():
+    objective = Objective(tanh_mlp(10), F.mse_loss, random_data(10))
+    regularizers = [tacit.l2(), tacit.l1()]
     equations = tacit.endpoint_equations(objective, regularizers)
-    endpoint_fit = tacit.fit(equations)
     path = tacit.Trajectory([objective.params], [objective.params], [1.0])
-    steps_fit = tacit.fit(tacit.trajectory_equations(objective, path, regularizers))
-
-    def call(fit=endpoint_fit, objective=objective, regularizers=regularizers, **options):
-        return lambda: score_examples(fit, objective, regularizers, **options)
-
-    moved = {n: p * 1.1 for n, p in objective.params.items()}
-    calls = {
-        "fit is a dict": call({}),
-        "objective is a Sequential": call(objective=model),
-        "plain is a Sequential": call(plain=model),
-        "2 stacked sources": call(tacit.fit(tacit.stack([equations, equations]))),
-        "trajectory equations": call(steps_fit),
-        "leave plain= out": call(plain=objective),
-        "pass the regularizers": call(regularizers=regularizers[::-1]),
-        "same known=": call(known={tacit.l2(name="x"): 1}),
-        "params= and rows=": call(rows="0"),
-        "9 examples and the fit has 64": call(
-            objective=Objective(model, F.mse_loss, (X[:9], y[:9]))
-        ),
-        "recomputed from these examples": call(params=moved),
-        "that has not changed": call(objective=Objective(model, F.mse_loss, (X, y * 2))),
+    steps = tacit.trajectory_equations(objective, path, regularizers)
+    wrong_fits = {
+        "was given a dict": {},
+        "was given a Equations": equations,
+        "Write the equations again": tacit.fit(tacit.stack([equations, equations])),
+        "trajectory equations": tacit.fit(steps),
     }
-    for words, wrong_call in calls.items():
+    for words, fit in wrong_fits.items():
         with pytest.raises(InputError, match=words):
-            wrong_call()
+            score_examples(fit)
+
+
+def test_data_that_has_changed_is_refused():
+    X, y = random_data(10)
+    objective = Objective(tanh_mlp(10), F.mse_loss, (X, y))
+    fit = fit_endpoint(objective, [tacit.l2(), tacit.l1()])
+    y.mul_(2)
+    with pytest.raises(InputError, match="data has changed.*write them again"):
+        score_examples(fit)
 
 
 def test_a_fit_with_every_strength_at_zero_is_refused():
@@ -68,7 +61,7 @@ def test_a_fit_with_every_strength_at_zero_is_refused():
     equations = tacit.endpoint_equations(objective, tacit.l2())
     assert tacit.fit(equations).strengths["l2"] < 0
     with pytest.raises(InputError, match=r"fit\.unconstrained"):
-        score_examples(tacit.fit(equations, nonnegative=True), objective, tacit.l2())
+        score_examples(tacit.fit(equations, nonnegative=True))
 
 
 def test_labels_beside_a_shuffled_loader_are_refused():

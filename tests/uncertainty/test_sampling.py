@@ -19,7 +19,7 @@ def scored_regression():
     objective = Objective(tanh_mlp(4), F.mse_loss, random_data(4, count=200))
     regularizers = [tacit.l2(), tacit.smooth_l1(0.1), tacit.regularizers.group_l2(scope="*.weight")]
     fit, _ = fit_and_score(objective, regularizers)
-    return fit, lambda **options: score_examples(fit, objective, regularizers, **options)
+    return fit, lambda **options: score_examples(fit, **options)
 
 
 def test_a_finite_population_shrinks_errors_and_its_whole_has_none(scored_regression):

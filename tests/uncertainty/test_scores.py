@@ -91,7 +91,7 @@ def test_the_covariance_trace_is_right_on_average_over_signs(monkeypatch, probe_
     traces = []
     for seed in range(50):
         monkeypatch.setattr(scores_module, "SEED", 1000 * seed)
-        traces.append(score_examples(fit, objective, [tacit.l2()]).covariance_trace)
+        traces.append(score_examples(fit).covariance_trace)
     trace = float(example_gradients(model, F.mse_loss, data).T.cov().trace())
     assert sum(traces) / 50 == pytest.approx(trace, rel=0.1)
 
@@ -130,9 +130,8 @@ def test_difference_equations_score_what_the_technique_adds(groups):
         equations = tacit.difference_equations(technique, plain, regularizers, groups=groups)
         return tacit.fit(equations)
 
-    technique, plain = technique_and_plain(40)
-    fit = fit_difference(technique, plain)
-    scores = score_examples(fit, technique, regularizers, plain=plain)
+    fit = fit_difference(*technique_and_plain(40))
+    scores = score_examples(fit)
     expected = strengths_of(fit_difference(*technique_and_plain(15)))
     predicted = strengths_of(fit) + scores.values[:15].mean(0)
     torch.testing.assert_close(predicted, expected, rtol=1e-9, atol=1e-11)
@@ -145,7 +144,7 @@ def test_strengths_at_zero_have_no_errors_and_undetermined_ones_infinite_errors(
     fit = tacit.fit(equations, nonnegative=True)
     at_zero = [n for n, strength in fit.strengths.items() if not strength]
     assert 0 < len(at_zero) < 3
-    errors = score_examples(fit, objective, regularizers).error_bars().standard_errors
+    errors = score_examples(fit).error_bars().standard_errors
     assert {n for n, error in errors.items() if math.isnan(error)} == set(at_zero)
     _, scores_of_free = fit_and_score(objective, [r for r in regularizers if r.name not in at_zero])
     for name, error in scores_of_free.error_bars().standard_errors.items():
@@ -202,14 +201,13 @@ def test_a_fit_with_every_strength_at_zero_is_returned_with_a_note_in_its_summar
 
 
 def test_wrong_calls_are_refused():
-    model, (X, y) = tanh_mlp(10), random_data(10)
-    objective, regularizers = Objective(model, F.mse_loss, (X, y)), [tacit.l2(), tacit.l1()]
-    fit = fit_endpoint(objective, regularizers)
+    objective = Objective(tanh_mlp(10), F.mse_loss, random_data(10))
+    fit = fit_endpoint(objective, [tacit.l2(), tacit.l1()])
 
     def call(**options):
-        return lambda: score_examples(fit, objective, regularizers, **options)
+        return lambda: score_examples(fit, **options)
 
-    scores = score_examples(fit, objective, regularizers)
+    scores = score_examples(fit)
     calls = {
         "population is 10": call(population=10),
         "population is 64.5": call(population=64.5),

@@ -19,9 +19,8 @@ from tacit.equations.equations import Equations, Source, stack
 from tacit.equations.rows import check_candidates
 from tacit.errors import InputError
 from tacit.fitting.fits import Fit, fit
-from tacit.objective.checks import perturb_last_digit
 from tacit.objective.losses import Loss
-from tacit.objective.params import Params, shorten
+from tacit.objective.params import Params, perturb_last_digit, shorten
 from tacit.regularizers import Regularizer
 
 ROUNDING_EXAMPLES = 64

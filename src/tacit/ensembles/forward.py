@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from tacit.errors import InputError
+from tacit.objective.borrowing import temporary_mode
 from tacit.objective.params import Params
 
 DropoutFunction = Callable[[Tensor, float], Tensor]
@@ -89,12 +90,7 @@ def _vmap_forward(model: nn.Module) -> Forward:
                 "layers, and only a chain can give each member its own masks: write the model as "
                 "nn.Sequential of Linear, activations, Flatten and Dropout, or remove the dropout."
             )
-        modes = [(module, module.training) for module in model.modules()]
-        model.train(apply_dropout is not None)
-        try:
+        with temporary_mode(model, training=apply_dropout is not None):
             return vmap(lambda p, x: functional_call(model, p, (x,)))(params, inputs)
-        finally:
-            for module, mode in modes:
-                module.training = mode
 
     return forward

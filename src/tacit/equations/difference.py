@@ -6,7 +6,7 @@ from torch import Tensor
 
 from tacit.equations.equations import Equations
 from tacit.equations.rows import check_candidates
-from tacit.equations.target import Setting, Target, TargetPoint
+from tacit.equations.target import Setting, Target, TargetPoint, write_equations
 from tacit.errors import InputError
 from tacit.objective.objective import Objective, check_objective
 from tacit.objective.params import Params, Scope, norm
@@ -79,9 +79,9 @@ def difference_equations(
         groups: groups of draws; see `difference_target`.
         rows: which parameters' equations to use; by default all.
     """
-    check_candidates(regularizers, None)  # before the passes over the data
+    candidates = check_candidates(regularizers, None)  # before the passes over the data
     target = difference_target(technique, plain, params=params, groups=groups)
-    return target.equations(regularizers, rows=rows)
+    return write_equations(target.setting, target.points, candidates, rows)
 
 
 def _subtract_in_place(technique: list[Params], plain: list[Params]) -> list[Params]:

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from tacit.equations.equations import Equations
 from tacit.equations.rows import check_candidates
-from tacit.equations.target import Setting, Target, TargetPoint
+from tacit.equations.target import Setting, Target, TargetPoint, write_equations
 from tacit.objective.objective import Objective, check_objective
 from tacit.objective.params import Scope, norm
 from tacit.regularizers.family import Regularizer
@@ -45,6 +45,6 @@ def endpoint_equations(
         known: penalties that training did apply, with their strengths; they move to the target.
         rows: which parameters' equations to use; by default all.
     """
-    check_candidates(regularizers, known)  # before the pass over the data
+    candidates = check_candidates(regularizers, known)  # before the pass over the data
     target = endpoint_target(objective, params=params)
-    return target.equations(regularizers, known=known, rows=rows)
+    return write_equations(target.setting, target.points, candidates, rows)

@@ -227,6 +227,14 @@ def triangular_factor(rows: Tensor) -> Tensor:
     return torch.linalg.qr(rows, mode="r").R if rows.shape[0] > 1 else rows
 
 
+def running_factors(parts: Sequence[Tensor]) -> list[Tensor]:
+    """For each part [design | targets], the factor of all parts before it."""
+    factors = [parts[0][:0]]
+    for part in parts[:-1]:
+        factors.append(triangular_factor(torch.cat([factors[-1], part])))
+    return factors
+
+
 def _widen(block: Block, count: int, width: int) -> Tensor:
     """The block's factor with a column for every strength, zero where it has none."""
     wide = torch.zeros(len(block.factor), width, dtype=torch.float64)

@@ -9,8 +9,7 @@ Two bootstraps, for two cases:
   inputs and the algorithm is then the same for all replicates, and the stacked equations agree.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -22,7 +21,7 @@ from tacit.equations.equations import Equations, stack
 from tacit.equations.rows import check_candidates
 from tacit.errors import InputError
 from tacit.objective.batches import check_weights
-from tacit.objective.borrowing import forked_randomness
+from tacit.objective.borrowing import forked_randomness, restored
 from tacit.objective.losses import Loss
 from tacit.objective.objective import Objective, check_objective
 from tacit.objective.params import Params
@@ -93,7 +92,7 @@ def bootstrap(  # noqa: PLR0913 # the data and the algorithm, then keyword optio
     Objective(model, loss, data)  # raises before anything is trained if this cannot work
     fitted = residuals = data[-1]
     parts: list[Equations] = []
-    with _restored(model) as restore:
+    with restored(model) as restore:
         for index in track(range(replicates + 1), total=replicates + 1, label="bootstrap"):
             # Two seeds of 32 bits: one for the resample, one that any library accepts.
             resample_seed, train_seed = (
@@ -190,27 +189,3 @@ def _predictions(objective: Objective, point: Params, target: Tensor) -> Tensor:
             f"{tuple(target.shape)}: residuals need equal shapes. Pass kind='pairs'."
         )
     return outputs.to(target)
-
-
-@contextmanager
-def _restored(model: nn.Module) -> Iterator[Callable[[], None]]:
-    """A function that restores the model to its current state; it is also called at the end."""
-    parameters = list(model.parameters())
-    tensors = [*parameters, *model.buffers()]
-    values = [t.detach().clone() for t in tensors]
-    gradients = [None if p.grad is None else p.grad.clone() for p in parameters]
-    modes = [(module, module.training) for module in model.modules()]
-
-    def restore() -> None:
-        with torch.no_grad():
-            for tensor, value in zip(tensors, values, strict=True):
-                tensor.copy_(value)
-        for parameter, gradient in zip(parameters, gradients, strict=True):
-            parameter.grad = None if gradient is None else gradient.clone()
-        for module, training in modes:
-            module.training = training
-
-    try:
-        yield restore
-    finally:
-        restore()

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
 from tacit.equations.equations import Block, Equations, Source
 from tacit.equations.rows import (
@@ -77,6 +77,20 @@ class Origin:
                 "the weights, as in {n: p.detach().clone() for n, p in model.named_parameters()}."
             )
         return self.candidates.bind(self.points[0], self.rows)
+
+
+def origin_of(fit: Any, what: str) -> Origin:
+    """What the equations of a fit were written from; refused where they do not know it."""
+    equations = getattr(fit, "equations", None)
+    if not isinstance(equations, Equations):
+        raise InputError(f"{what} was given a {type(fit).__name__}: pass what tacit.fit returns.")
+    if equations.origin is None:
+        raise InputError(
+            f"{what} needs the objective, which the equations of this fit do not have: they were "
+            "read from a file or a pickle, stacked, or cut from others. Write the equations again, "
+            "for example with endpoint_equations, and fit those."
+        )
+    return equations.origin
 
 
 @dataclass(frozen=True, eq=False)

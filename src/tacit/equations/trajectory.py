@@ -14,12 +14,12 @@ from tacit.equations.flow import Reference, euler, rk4
 from tacit.equations.rows import check_candidates
 from tacit.equations.target import Setting, Target, TargetPoint, write_equations
 from tacit.errors import InputError
-from tacit.objective.checks import coarsest_dtype
 from tacit.objective.objective import Objective, check_objective
 from tacit.objective.params import (
     Params,
     Scope,
     check_finite,
+    coarsest_dtype,
     norm,
     square_norm,
     to_float64,
@@ -179,7 +179,9 @@ def _check_trajectory(objective: Objective, trajectory: Trajectory, reference: R
             "displacements, times), Trajectory.from_positions, or recorder.trajectory()."
         )
     if not callable(reference) or reference is rk4:
-        raise InputError(f"reference is {reference!r}: pass tacit.euler or tacit.rk4(substeps=10).")
+        raise InputError(
+            f"reference is {reference!r}: pass tacit.equations.euler or tacit.rk4(substeps=10)."
+        )
 
 
 def _target_points(

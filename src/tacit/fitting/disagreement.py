@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from tacit.equations.equations import Equations, triangular_factor
+from tacit.equations.equations import Equations, running_factors, triangular_factor
 from tacit.fitting.drift import MIN_STEPS
 from tacit.fitting.error_bars import KINDS, ErrorBars, ErrorKind, mark_undetermined
 from tacit.fitting.solving import RANK, System
@@ -201,20 +201,13 @@ def _factors_by_label(equations: Equations, labels: Sequence[str | int]) -> Tens
 def _factors_without_one(parts: Tensor) -> Tensor:
     """For each cluster the factor of all others, from running factors of both ends: O(clusters)."""
     width = parts.shape[2]
-    before, after = _running_factors(parts), _running_factors(parts.flip(0))[::-1]
+    before = running_factors(list(parts))
+    after = running_factors(list(parts.flip(0)))[::-1]
     both = torch.zeros(len(parts), 2 * width, width, dtype=torch.float64)
     for place, (above, below) in enumerate(zip(before, after, strict=True)):
         both[place, : len(above)] = above
         both[place, width : width + len(below)] = below
     return torch.linalg.qr(both, mode="r").R
-
-
-def _running_factors(parts: Tensor) -> list[Tensor]:
-    """For each part the factor of all parts before it."""
-    factors = [parts[0][:0]]
-    for part in parts[:-1]:
-        factors.append(triangular_factor(torch.cat([factors[-1], part])))
-    return factors
 
 
 def _solve_each(factors: Tensor) -> tuple[Tensor, Tensor]:

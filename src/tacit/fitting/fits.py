@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from tacit.equations.equations import Equations, Source
-from tacit.equations.target import Origin
 from tacit.errors import InputError, Problem
 from tacit.fitting.disagreement import error_bars_from
 from tacit.fitting.error_bars import KINDS, ErrorBars
@@ -178,19 +177,6 @@ def fit(equations: Equations, *, nonnegative: bool = False) -> Fit:
         unconstrained=unconstrained,
         equations=equations,
     )
-
-
-def origin_of(fit: Fit, what: str) -> Origin:
-    """What the equations of a fit were written from; refused where they do not know it."""
-    if not isinstance(fit, Fit):
-        raise InputError(f"{what} was given a {type(fit).__name__}: pass what tacit.fit returns.")
-    if fit.equations.origin is None:
-        raise InputError(
-            f"{what} needs the objective, which the equations of this fit do not have: they were "
-            "read from a file or a pickle, stacked, or cut from others. Write the equations again, "
-            "for example with endpoint_equations, and fit those."
-        )
-    return fit.equations.origin
 
 
 def _check_arguments(equations: Equations, nonnegative: bool) -> int:

@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
-from tacit.equations.equations import Block, Equations, triangular_factor
+from tacit.equations.equations import Block, Equations, running_factors
 from tacit.errors import InputError
 from tacit.fitting.fits import Fit
 from tacit.fitting.shares import columns_of, equations_of
@@ -215,13 +215,8 @@ def _all_but_one(factors: list[Tensor]) -> list[Tensor]:
 
     Products from both ends are accumulated once, so the cost is linear in the number of factors.
     """
-    empty = factors[0][:0]
-    before, after = [empty], [empty]
-    for factor in factors[:-1]:
-        before.append(triangular_factor(torch.cat([before[-1], factor])))
-    for factor in reversed(factors[1:]):
-        after.append(triangular_factor(torch.cat([factor, after[-1]])))
-    return [torch.cat([a, b]) for a, b in zip(before, reversed(after), strict=True)]
+    before, after = running_factors(factors), running_factors(factors[::-1])[::-1]
+    return [torch.cat([a, b]) for a, b in zip(before, after, strict=True)]
 
 
 def _explained_fraction(square_residual: float, square_norm: float) -> float:

@@ -10,10 +10,10 @@ from torch import Tensor
 from tacit.equations.endpoint import endpoint_target
 from tacit.equations.equations import Equations
 from tacit.equations.rows import CHUNK, BoundCandidates, read_rows, write_blocks
-from tacit.equations.target import Origin, Target
+from tacit.equations.target import Origin, Target, origin_of
 from tacit.errors import InputError
 from tacit.fitting.chance import EQUAL
-from tacit.fitting.fits import Fit, origin_of
+from tacit.fitting.fits import Fit
 from tacit.fitting.solving import System
 from tacit.objective.params import Params, shorten
 

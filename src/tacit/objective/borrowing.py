@@ -67,6 +67,33 @@ def temporary_mode(model: nn.Module, *, training: bool) -> Iterator[None]:
 
 
 @contextmanager
+def restored(model: nn.Module) -> Iterator[Callable[[], None]]:
+    """Restore the model's weights, buffers, gradients and modes at the end.
+
+    Yields a function that restores them at any time, for several trainings in a row.
+    """
+    parameters = list(model.parameters())
+    tensors = [*parameters, *model.buffers()]
+    values = [t.detach().clone() for t in tensors]
+    gradients = [None if p.grad is None else p.grad.clone() for p in parameters]
+    modes = [(module, module.training) for module in model.modules()]
+
+    def restore() -> None:
+        with torch.no_grad():
+            for tensor, value in zip(tensors, values, strict=True):
+                tensor.copy_(value)
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.grad = None if gradient is None else gradient.clone()
+        for module, training in modes:
+            module.training = training
+
+    try:
+        yield restore
+    finally:
+        restore()
+
+
+@contextmanager
 def forked_randomness(
     devices: set[torch.device], generators: tuple[torch.Generator, ...] = ()
 ) -> Iterator[None]:

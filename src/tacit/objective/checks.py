@@ -9,7 +9,7 @@ from torch import Tensor
 from tacit.errors import InputError
 from tacit.objective.batches import check_rereadable, count_nonfinite, slice_batch, tensors_in
 from tacit.objective.losses import count_examples
-from tacit.objective.params import Params
+from tacit.objective.params import Params, coarsest_dtype
 from tacit.objective.passes import Passes, check_finite_loss
 
 PROBE_EXAMPLES = 256
@@ -19,11 +19,21 @@ Probe = tuple[Any, Tensor | None]
 """A batch of few examples and its weights."""
 
 
-def choose_probe(passes: Passes, data: Any, *, sliceable: bool) -> Probe:
-    """The examples that checks look at; data that cannot be read repeatedly is refused.
+def check_on_probe(passes: Passes, params: Params, data: Any, *, mean_loss: bool) -> Probe:
+    """Check data, model and loss on a few examples, and return these examples.
 
-    They are spread over the data where that is cheap, else they are the first of the first batch.
+    Refused are data that cannot be read repeatedly, a loss that is not deterministic and, with
+    `mean_loss`, a loss that is not a mean over examples.
     """
+    probe = _choose_probe(passes, data, sliceable=mean_loss)
+    _check_deterministic(passes, params, probe)
+    if mean_loss:
+        check_mean_loss(passes, params, probe[0])
+    return probe
+
+
+def _choose_probe(passes: Passes, data: Any, *, sliceable: bool) -> Probe:
+    """Examples spread over the data where that is cheap, else the first of the first batch."""
     with passes.prepared(training=passes.training), torch.no_grad():
         check_rereadable(passes.batches, data)
         first = passes.first_batch()
@@ -38,7 +48,7 @@ def first_examples(probe: Probe) -> Probe:
     return slice_batch(probe, slice(PROBE_EXAMPLES), count_examples(probe[0]))
 
 
-def check_deterministic(passes: Passes, params: Params, probe: Probe) -> None:
+def _check_deterministic(passes: Passes, params: Params, probe: Probe) -> None:
     """Refuse a model that gives two different losses for one batch."""
     with passes.prepared(training=passes.training), torch.no_grad():
         try:
@@ -117,23 +127,3 @@ def _explain_dtypes(error: Exception, batch: Any, params: Params) -> None:
             f"the data is {', '.join(map(str, data_dtypes))} and the model is {model_dtype}: cast "
             f"one to the other, for instance with tensor.to({model_dtype})."
         ) from error
-
-
-def coarsest_dtype(*tensors: Tensor) -> torch.dtype:
-    """The least precise dtype in use, autocast included."""
-    dtypes = [t.dtype for t in tensors]
-    device = tensors[0].device.type
-    if torch.is_autocast_enabled(device):
-        dtypes.append(torch.get_autocast_dtype(device))
-    return max(dtypes, key=lambda dtype: torch.finfo(dtype).eps)
-
-
-def perturb_last_digit(params: Params) -> Params:
-    """Every entry moved up or down at random by one epsilon of the coarsest dtype in use."""
-    eps = torch.finfo(coarsest_dtype(*params.values())).eps
-    generator = torch.Generator().manual_seed(0)
-    perturbed = {}
-    for name, p in params.items():
-        up = torch.randint(0, 2, (p.numel(),), generator=generator, dtype=torch.int8).view(p.shape)
-        perturbed[name] = p * (1 + (2 * up.to(p.device, p.dtype) - 1) * eps)
-    return perturbed

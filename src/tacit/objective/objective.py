@@ -17,7 +17,14 @@ from tacit.objective.losses import (
     count_examples,
     mean_loss_reader,
 )
-from tacit.objective.params import Params, check_params, norm, point_of, trainable
+from tacit.objective.params import (
+    Params,
+    check_params,
+    norm,
+    perturb_last_digit,
+    point_of,
+    trainable,
+)
 from tacit.objective.passes import Passes, PassResult
 from tacit.objective.per_example import DirectionalDerivatives
 from tacit.objective.randomness import takes_noise
@@ -65,7 +72,6 @@ class Objective:
         self.loss: Loss | None = loss
         """The loss(output, target) it was made with; None after `from_batch_loss`."""
         self._open(data, weights, batch_size, mean_loss_reader(loss))
-        checks.check_mean_loss(self._passes, self.params, self._probe[0])
 
     @classmethod
     def from_batch_loss(
@@ -180,17 +186,10 @@ class Objective:
         coarsest arithmetic in use, autocast included.
         """
         point = self.point(params)
-        batch, weights = self._passes.to_model(self._probe)
-        gradients: list[Sequence[Tensor | None]] = []
-        with self._passes.prepared(training=self.training), torch.enable_grad():
-            for theta in (point, checks.perturb_last_digit(point)):
-                leaves = derivatives.leaves(theta)
-                self._passes.batch_mean(
-                    leaves, batch, weights, draw=0,
-                    use=lambda mean, _, leaves=leaves: gradients.append(
-                        derivatives.gradient(mean, leaves)
-                    ),
-                )  # fmt: skip
+        gradients = [
+            self._passes.batch_gradient(theta, *self._probe)
+            for theta in (point, perturb_last_digit(point))
+        ]
         return {
             name: 0.0 if here is None or there is None else norm({name: there.sub_(here)})
             for name, here, there in zip(point, *gradients, strict=True)
@@ -268,7 +267,7 @@ class Objective:
         self.point()
 
     def _open(self, data: Any, weights: Tensor | None, batch_size: int, reader: LossReader) -> None:
-        """Check the data, and check on a few examples that the objective is deterministic."""
+        """Open the data, and check data, model and loss on a few examples."""
         self.data, self.weights = data, weights
         is_mean_loss = self.loss is not None
         self._passes = Passes(
@@ -282,8 +281,7 @@ class Objective:
             seed=self.seed,
             paired=self.paired,
         )
-        self._probe = checks.choose_probe(self._passes, data, sliceable=is_mean_loss)
-        checks.check_deterministic(self._passes, self.params, self._probe)
+        self._probe = checks.check_on_probe(self._passes, self.params, data, mean_loss=is_mean_loss)
 
     def _check_pass(self, result: PassResult) -> None:
         """Refuse data that changed between passes, and losses that are no means across batches."""

@@ -174,6 +174,26 @@ def square_norm(tensor: Tensor) -> float:
     )
 
 
+def coarsest_dtype(*tensors: Tensor) -> torch.dtype:
+    """The least precise dtype in use, autocast included."""
+    dtypes = [t.dtype for t in tensors]
+    device = tensors[0].device.type
+    if torch.is_autocast_enabled(device):
+        dtypes.append(torch.get_autocast_dtype(device))
+    return max(dtypes, key=lambda dtype: torch.finfo(dtype).eps)
+
+
+def perturb_last_digit(params: Params) -> Params:
+    """Every entry moved up or down at random by one epsilon of the coarsest dtype in use."""
+    eps = torch.finfo(coarsest_dtype(*params.values())).eps
+    generator = torch.Generator().manual_seed(0)
+    perturbed = {}
+    for name, p in params.items():
+        up = torch.randint(0, 2, (p.numel(),), generator=generator, dtype=torch.int8).view(p.shape)
+        perturbed[name] = p * (1 + (2 * up.to(p.device, p.dtype) - 1) * eps)
+    return perturbed
+
+
 def fingerprint(params: Mapping[str, Tensor]) -> tuple[float, ...]:
     """Sum and sum of squares of every tensor: they change when the weights are trained on."""
     sums = [float(to_float64(p).sum()) for p in params.values()]

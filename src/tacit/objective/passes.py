@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from tacit.errors import InputError
+from tacit.objective import derivatives
 from tacit.objective.batches import Batches, check_batch_finite, move_batch, tensors_in
 from tacit.objective.borrowing import call_with_params, forked_randomness, temporary_mode
 from tacit.objective.losses import BatchMean, LossReader, split_batch
@@ -118,6 +119,21 @@ class Passes:
             return batch_mean
 
         return self.call(params, read_mean, draw=draw, index=index)
+
+    def batch_gradient(
+        self, params: Params, batch: Any, weights: Tensor | None
+    ) -> Sequence[Tensor | None]:
+        """The gradient of one batch's mean loss, in the first draw."""
+        leaves = derivatives.leaves(params)
+        gradients: list[Tensor | None] = []
+        with self.prepared(training=self.training), torch.enable_grad():
+            self.batch_mean(
+                leaves,
+                *self.to_model((batch, weights)),
+                draw=0,
+                use=lambda mean, _: gradients.extend(derivatives.gradient(mean, leaves)),
+            )
+        return gradients
 
     def select_draws(self, draws: Sequence[int] | None) -> Sequence[int]:
         """The draws to average: those given, or all."""

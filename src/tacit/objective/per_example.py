@@ -402,12 +402,13 @@ def _check_sum(column: Tensor, gradients: dict[str, Tensor | None], direction: P
 
     Σ u_i D ℓ_i[v] must equal ⟨∇ Σ u_i ℓ_i, v⟩, which needs no second backward.
     """
-    expected, scale = 0.0, float(to_float64(column).abs().sum())
+    values = to_float64(column)
+    expected, scale = 0.0, float(values.abs().sum())
     epsilons = [torch.finfo(column.dtype).eps]
     for name, gradient in gradients.items():
         if gradient is not None and name in direction:
             terms = to_float64(gradient.detach()) * to_float64(direction[name]).to(gradient.device)
             expected, scale = expected + float(terms.sum()), scale + float(terms.abs().sum())
             epsilons.append(torch.finfo(gradient.dtype).eps)
-    if abs(float(to_float64(column).sum()) - expected) > max(epsilons) ** 0.5 * scale:
+    if abs(float(values.sum()) - expected) > max(epsilons) ** 0.5 * scale:
         raise RuntimeError("a backward here is not differentiable and raises no error")

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import overload
 
 import torch
@@ -24,15 +23,6 @@ class EquationRows:
     """
 
     bound: BoundCandidates
-
-    @cached_property
-    def count(self) -> int:
-        """Number of equations."""
-        total = 0
-        for name, part in self._slices():
-            _, _, kinks = read_rows(self.bound, name, part, [], columns=False)
-            total += part.stop - part.start - (0 if kinks is None else int(kinks.sum()))
-        return total
 
     def directions(self, combinations: Tensor, probe_seeds: Sequence[int] = ()) -> Sequence[Params]:
         """Φ·combinations, one direction per column, then one direction of random signs per seed.

@@ -6,13 +6,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from tacit.equations.target import Origin
+from tacit.equations.target import Origin, origin_of
 from tacit.errors import InputError
-from tacit.fitting.fits import Fit, origin_of
+from tacit.fitting.fits import Fit
 from tacit.fitting.solving import System
-from tacit.objective.checks import coarsest_dtype
 from tacit.objective.objective import Objective
-from tacit.objective.params import Params
+from tacit.objective.params import Params, coarsest_dtype
 from tacit.objective.per_example import DirectionalDerivatives
 from tacit.uncertainty.directions import EquationRows
 

@@ -67,8 +67,8 @@ def score_examples(
         check_orders(origin, labelled=clusters is not None)
     # tr Cov of the target: in a large model from a signed sum of gradients, which the pass computes
     # anyway but which needs independent examples; otherwise along directions of random signs.
-    large = clusters is None and rows.count > PROBE_ENTRIES
-    probes = 0 if large else max(1, min(MAX_PROBES, PROBE_ENTRIES // rows.count))
+    large = clusters is None and fit.rows > PROBE_ENTRIES
+    probes = 0 if large else max(1, min(MAX_PROBES, PROBE_ENTRIES // fit.rows))
     directions = rows.directions(
         linear_fit.gram_inverse[:, linear_fit.free], [SEED + MAX_PROBES * i for i in range(probes)]
     )

@@ -227,7 +227,7 @@ def _penalty_hvp(
             retain_graph=True, allow_unused=True, materialize_grads=True,
         )  # fmt: skip
     except RuntimeError as error:
-        if "derivative" not in str(error) and "differentiate twice" not in str(error):
+        if not derivatives.lacks_double_backward(error):
             raise
         raise NoHessianError(
             f"the penalty has no Hessian: an operator lacks its second derivative: {error}. "

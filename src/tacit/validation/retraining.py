@@ -1,17 +1,18 @@
 """Validation by retraining: does the estimated penalty reproduce the trained model?"""
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from tacit.equations.target import origin_of
 from tacit.errors import InputError, Problem
-from tacit.fitting.fits import Fit, origin_of
+from tacit.fitting.fits import Fit
 from tacit.fitting.summary import jsonable
+from tacit.objective.borrowing import restored
 from tacit.objective.objective import Objective, check_objective
 from tacit.objective.params import Params, norm
 from tacit.regularizers import Regularizer
@@ -212,7 +213,7 @@ def _retrain(function: PenalisedObjective, initial: Params, train: Train | None)
         minimum = minimise(function, function.flatten(initial))
         return function.unflatten(minimum.theta) if minimum.bounded else None
     objective = function.objective
-    with _restored(objective.model), torch.enable_grad():
+    with restored(objective.model), torch.enable_grad():
         trained = train(function.penalty)
         if trained is None:
             raise InputError(
@@ -221,24 +222,6 @@ def _retrain(function: PenalisedObjective, initial: Params, train: Train | None)
             )
         point = objective.point(trained, what="the return value of train")
         return {n: p.clone() for n, p in point.items()}
-
-
-@contextmanager
-def _restored(model: nn.Module) -> Iterator[None]:
-    """Restore the model's weights, buffers, gradients and training mode on exit."""
-    tensors = [(t, t.detach().clone()) for t in (*model.parameters(), *model.buffers())]
-    gradients = [(p, p.grad) for p in model.parameters()]
-    modes = [(module, module.training) for module in model.modules()]
-    try:
-        yield
-    finally:
-        with torch.no_grad():
-            for tensor, value in tensors:
-                tensor.copy_(value)
-        for parameter, gradient in gradients:
-            parameter.grad = gradient
-        for module, mode in modes:
-            module.training = mode
 
 
 def _recovered(penalised_distance: float, control_distance: float) -> float:

@@ -101,7 +101,7 @@ def _step_rows(config: Config, data: Data, batch_size: int) -> Iterator[Row]:
     fit = tacit.fit(tacit.trajectory_equations(objective, trajectory, [tacit.l2()]))
     steps = zip(trajectory.points, trajectory.displacements, trajectory.times, strict=True)
     for step, (point, displacement, time) in enumerate(steps):
-        expected = tacit.euler(objective, point, time)
+        expected = tacit.equations.euler(objective, point, time)
         yield {
             "step": step,
             **{name: float(point[name]) for name in ("w", "b")},
