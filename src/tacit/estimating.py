@@ -41,7 +41,8 @@ def estimate(
         regularizers: candidates whose strengths are estimated.
         known: penalties that training did apply, with their strengths.
         nonnegative: fit under λ ≥ 0.
-        population: how many examples the data was drawn from; math.inf if unlimited.
+        population: how many examples the data was drawn from; math.inf for an infinite population.
+            By default there are no error bars for the choice of examples.
 
     >>> import tacit, torch
     >>> X, y = torch.eye(2).double(), torch.tensor([[2.0], [4.0]]).double()

@@ -52,10 +52,10 @@ def parse_regularizer(spec: str, objective: "tacit.Objective") -> "tacit.Regular
     >>> parse_regularizer("smooth_l1:beta=1e-3,scope=*.weight", None).name
     'smooth_l1'
     """
-    name, _, rest = spec.partition(":")
-    if name == "layerwise" and rest:
-        return tacit.layerwise(parse_regularizer(rest, objective))
-    pairs = [_parse_option(part, spec) for part in rest.split(",")] if rest else []
+    name, _, suffix = spec.partition(":")
+    if name == "layerwise" and suffix:
+        return tacit.layerwise(parse_regularizer(suffix, objective))
+    pairs = [_parse_option(option, spec) for option in suffix.split(",")] if suffix else []
     options = dict(pairs)
     if len(options) < len(pairs):
         raise InputError(f"{spec!r} has the same option twice: write each option once.")

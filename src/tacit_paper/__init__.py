@@ -3,10 +3,9 @@
 The folder of every figure exports:
 
 - `Config`: a frozen dataclass of plain values. `PAPER` and `QUICK` are its two presets.
-- `units(config)`: the names of the units of work, in order. An interruption loses at most one unit.
-- `run(config, *, finished=(), device="cpu")`: yields rows. A row is a dictionary of plain values
-  and has its unit's name in `unit`. Units in `finished` are skipped, which does not change the rows
-  of the others. Columns that end in `_seconds` hold measured times. All other columns are the same
+- `work(config, device)`: the units of work by name, in order. A unit is a function that yields
+  rows, dictionaries of plain values. An interruption loses at most one unit, and units do not
+  depend on each other. Columns that end in `_seconds` hold measured times; all others are the same
   in every run.
 - `plot(rows)`: the figure, drawn only from the rows (a pandas DataFrame).
 - `check(rows)`: key numbers beside their expected values.
@@ -14,8 +13,9 @@ The folder of every figure exports:
 """
 
 import importlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol, cast
 
 from tacit.errors import InputError
@@ -39,6 +39,10 @@ Table = Any
 """A pandas DataFrame of rows. Its type stubs do not cover how rows are filtered here."""
 
 
+Work = dict[str, Callable[[], Iterable[Row]]]
+"""Units of work by name, in order: functions that yield the rows of a unit."""
+
+
 @dataclass(frozen=True)
 class Check:
     """A key number of a figure beside its expected value."""
@@ -57,8 +61,7 @@ class Experiment(Protocol):
     QUICK: Any
     TITLE: str
     CAPTION: str
-    units: Callable[[Any], list[str]]
-    run: Callable[..., Iterator[Row]]
+    work: Callable[[Any, str], Work]
     plot: Callable[[Any], Any]
     check: Callable[[Any], list[Check]]
 
@@ -70,34 +73,30 @@ def find_experiment(name: str) -> Experiment:
     return cast(Experiment, importlib.import_module(f"tacit_paper.{name.replace('-', '_')}"))
 
 
-def pending(units: Iterable[str], finished: Collection[str]) -> Iterator[str]:
-    """The units that are not finished, in order."""
-    return (unit for unit in units if unit not in finished)
-
-
-def run_units(
-    work: Mapping[str, Callable[[], Iterable[Row]]], finished: Collection[str]
+def run(
+    experiment: Experiment, config: Any, *, finished: Collection[str] = (), device: str = "cpu"
 ) -> Iterator[Row]:
-    """Run every unit that is not finished and add the unit's name to its rows."""
-    for unit in pending(work, finished):
-        yield from ({"unit": unit, **row} for row in work[unit]())
+    """Rows of every unit of work that is not finished, each with its unit's name in `unit`."""
+    for unit, make_rows in experiment.work(config, device).items():
+        if unit not in finished:
+            yield from ({"unit": unit, **row} for row in make_rows())
 
 
-def run_single_threaded(
-    work: Mapping[str, Callable[[], Iterable[Row]]], finished: Collection[str]
-) -> Iterator[Row]:
-    """Do the same as `run_units`, with each unit computed on one thread.
+def on_one_thread(work: Work) -> Work:
+    """The same units, each computed on one thread before its rows are yielded.
 
     Operations on matrices as small as those of the least-squares figures take many times longer on
-    several threads. The number of threads is restored before rows are yielded.
+    several threads.
     """
+    return {unit: partial(_rows_on_one_thread, make_rows) for unit, make_rows in work.items()}
+
+
+def _rows_on_one_thread(make_rows: Callable[[], Iterable[Row]]) -> list[Row]:
     import torch  # imported here because the command line imports this module
 
-    for unit in pending(work, finished):
-        threads = torch.get_num_threads()
-        torch.set_num_threads(1)
-        try:
-            rows = list(work[unit]())
-        finally:
-            torch.set_num_threads(threads)
-        yield from ({"unit": unit, **row} for row in rows)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return list(make_rows())
+    finally:
+        torch.set_num_threads(threads)

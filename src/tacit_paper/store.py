@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tacit.errors import InputError
-from tacit_paper import Experiment, Row
+from tacit_paper import Experiment, Row, run
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -97,20 +97,20 @@ def _run_missing(
     advance: Callable[[int, int], None],
 ) -> Result:
     """Run the units without a part in the folder, then join all parts."""
-    units = experiment.units(config)
+    units = list(experiment.work(config, device))
     order = {unit: index for index, unit in enumerate(units)}
     parts = _read_parts(folder, metadata["config_hash"])
     reused = sum(len(part) for part in parts.values())
     advance(len(parts), len(units))
-    rows = experiment.run(config, finished=frozenset(parts), device=device)
+    rows = run(experiment, config, finished=frozenset(parts), device=device)
     for unit, group in groupby(rows, key=lambda row: row["unit"]):
         parts[unit] = _write_part(folder, order[unit], unit, list(group), metadata["config_hash"])
         advance(len(parts), len(units))
     missing = [unit for unit in units if unit not in parts]
     if missing:
         raise RuntimeError(
-            f"{metadata['experiment']} yielded no rows for the units {missing}: its run must yield "
-            "at least one row for each."
+            f"{metadata['experiment']} yielded no rows for the units {missing}: every unit must "
+            "yield at least one row."
         )
     _join_parts(folder, [parts[unit] for unit in units], metadata)
     result = read_result(folder)

@@ -102,7 +102,7 @@ def test_a_nonnegative_fit_reports_strengths_held_at_zero():
     )
     assert fit.strengths["r1"] == 0
     assert problem_kinds(fit) == ["negative"]
-    assert "held at zero" in fit.problems[0].message
+    assert "is zero, where the unconstrained fit has" in fit.problems[0].message
     assert "-0.5" in fit.problems[0].message
 
 

@@ -1,5 +1,7 @@
 """The summary says how much is explained, what was fitted, and what not to trust."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from support.models import random_data, tanh_mlp
@@ -70,7 +72,12 @@ def test_strengths_of_an_unexplained_target_are_in_parentheses():
 
 
 def test_a_fit_without_error_bars_says_how_to_add_them():
-    assert "tacit.score_examples(fit) adds" in fit_columns(1, 0.0).summary()
+    X, y = torch.eye(2).double(), torch.tensor([[2.0], [4.0]]).double()
+    model = torch.nn.Linear(2, 1, bias=False).double()
+    fit = tacit.estimate(model, F.mse_loss, (X, y), [tacit.l2()])
+    assert "tacit.score_examples(fit) adds" in fit.summary()
+    without_origin = tacit.fit(replace(fit.equations, origin=None))
+    assert "score_examples" not in without_origin.summary()
 
 
 def test_the_header_describes_the_target_the_data_and_the_parameters():
@@ -97,7 +104,7 @@ def test_the_table_has_a_row_per_regularizer_and_error_bars_that_name_their_kind
     text = " ".join(fit.summary().split())
     low, high = fit.intervals()["layers"]["smooth_l1"]
     assert f"smooth_l1 [{low:.4g}, {high:.4g}]" in text
-    assert "±layers: standard errors over which layers are fitted, from 2 layers." in text
+    assert "±layers: standard errors for the choice of layers, from 2 layers." in text
 
 
 def test_percentages_have_more_digits_near_0_and_100():

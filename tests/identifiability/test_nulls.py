@@ -131,6 +131,17 @@ def test_weights_that_have_changed_are_refused():
         null_distribution(fit, "l2")
 
 
+def test_a_target_of_another_fit_and_a_nonnegative_fit_are_refused():
+    objective = Objective(tanh_mlp(13), F.mse_loss, random_data(13))
+    other = tacit.endpoint_target(Objective(tanh_mlp(13), F.mse_loss, random_data(14)))
+    fit = fit_endpoint(objective, tacit.l2())
+    with pytest.raises(InputError, match="target= is another"):
+        null_distribution(fit, "l2", target=other)
+    nonnegative = tacit.fit(fit.equations, nonnegative=True)
+    with pytest.raises(InputError, match=r"fit\.unconstrained"):
+        null_distribution(nonnegative, "l2")
+
+
 def test_wrong_calls_are_refused():
     objective = Objective(tanh_mlp(11), F.mse_loss, random_data(11))
     ridge_fit = fit_endpoint(objective, tacit.l2())

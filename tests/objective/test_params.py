@@ -8,6 +8,7 @@ from torch.nn import functional as F
 
 import tacit
 from tacit import Objective, reference
+from tacit.objective.params import fingerprint
 
 
 class TiedEmbedding(nn.Module):
@@ -61,3 +62,16 @@ def test_frozen_parameters_may_be_passed_only_with_the_models_values():
     params["0.bias"] += 1
     with pytest.raises(tacit.InputError, match=r"unknown 0\.bias"):
         objective.value(params)
+
+
+def test_a_fingerprint_changes_with_any_entry_and_with_their_order():
+    generator = torch.Generator().manual_seed(0)
+    tensor = torch.randn(2**20 + 5, generator=generator)
+    before = fingerprint({"w": tensor})
+    assert fingerprint({"w": tensor.clone()}) == before
+    changed, permuted, across = tensor.clone(), tensor.clone(), tensor.clone()
+    changed[-1] += 1e-3
+    permuted[[0, 1]] = permuted[[1, 0]]
+    across[[0, 2**20]] = across[[2**20, 0]]  # between two slices
+    for other in (changed, permuted, across):
+        assert fingerprint({"w": other}) != before

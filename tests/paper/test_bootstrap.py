@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import tacit
-from tacit_paper import bootstrap, find_experiment
+from tacit_paper import bootstrap, find_experiment, run
 from tacit_paper import least_squares as ls
 from tacit_paper.bootstrap import PAPER, QUICK, Config
 from tacit_paper.bootstrap.checks import crossover, crossovers, select
@@ -23,7 +23,7 @@ SMALL = Config(
 
 @pytest.fixture(scope="module")
 def rows():
-    return pd.DataFrame(list(bootstrap.run(QUICK)))
+    return pd.DataFrame(list(run(bootstrap, QUICK)))
 
 
 def test_every_key_number_holds(rows):
@@ -54,8 +54,8 @@ def test_the_residual_bootstrap_is_exact_once_determined(rows):
 
 def test_forty_further_draws_cross_at_different_noise():
     config = replace(PAPER, draw_pools=1)
-    other_units = [unit for unit in bootstrap.units(config) if not unit.startswith("draw")]
-    rows = pd.DataFrame(list(bootstrap.run(config, finished=other_units)))
+    other_units = [unit for unit in bootstrap.work(config, "cpu") if not unit.startswith("draw")]
+    rows = pd.DataFrame(list(run(bootstrap, config, finished=other_units)))
     errors = rows.groupby(["draw", "sigma"]).relative.mean().unstack()
     sigmas = [crossover(list(errors.columns), list(draw)) for draw in errors.to_numpy()]
     assert len(sigmas) == 40
@@ -95,19 +95,19 @@ def test_batched_training_equals_plain_descent():
 
 
 def test_units_have_unique_names_and_do_not_depend_on_each_other():
-    names = bootstrap.units(SMALL)
+    names = list(bootstrap.work(SMALL, "cpu"))
     assert names == [
         "theory", "pairs pool 0", "pairs pool 1", "residual pool 0", "residual pool 1", "sigma 1",
         "sigma 10", "draw 1", "draw 2",
     ]  # fmt: skip
-    rows = list(bootstrap.run(SMALL))
+    rows = list(run(bootstrap, SMALL))
     chosen = {"pairs pool 1", "sigma 10", "draw 2"}
     finished = [name for name in names if name not in chosen]
-    assert list(bootstrap.run(SMALL, finished=finished)) == [
+    assert list(run(bootstrap, SMALL, finished=finished)) == [
         row for row in rows if row["unit"] in chosen
     ]
     assert {row["unit"] for row in rows} == set(names)
-    assert list(bootstrap.run(SMALL, finished=names)) == []
+    assert list(run(bootstrap, SMALL, finished=names)) == []
     assert json.loads(json.dumps(rows)) == rows  # plain values
 
 
@@ -115,7 +115,7 @@ def test_the_number_of_threads_is_restored():
     threads = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
-        next(bootstrap.run(SMALL))
+        next(run(bootstrap, SMALL))
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(threads)

@@ -162,7 +162,7 @@ def test_a_killed_run_goes_on_and_ends_the_same(tmp_path, how, uninterrupted_row
         assert "Traceback" not in errors
     experiment = find_experiment(MANY_SHORT_UNITS)
     parts = list((folder / "parts").glob("*.parquet"))
-    assert 2 <= len(parts) < len(experiment.units(experiment.QUICK))
+    assert 2 <= len(parts) < len(experiment.work(experiment.QUICK, "cpu"))
     second = start_run(tmp_path)
     output, errors = second.communicate(timeout=300)
     assert second.returncode == 0, errors

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tacit.fitting.disagreement import EPOCH_COVERAGE
-from tacit_paper import coverage, plots, training_coverage
+from tacit_paper import coverage, plots, run, training_coverage
 from tacit_paper.coverage import cases
 from tacit_paper.coverage.checks import (
     MINIMUM_REPLICATES,
@@ -36,7 +36,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="module")
 def rows():
-    return pd.DataFrame(list(coverage.run(TINY)))
+    return pd.DataFrame(list(run(coverage, TINY)))
 
 
 def read_stored_rows(name):
@@ -44,7 +44,7 @@ def read_stored_rows(name):
 
 
 def test_rows_have_an_interval_around_every_estimate(rows):
-    assert set(rows.unit) == set(coverage.units(TINY))
+    assert set(rows.unit) == set(coverage.work(TINY, "cpu"))
     assert set(rows.kind) == {"sampling", "draws", "steps", "layers"}
     assert ((rows.low <= rows.estimate) & (rows.estimate <= rows.high)).all()
     assert (rows.naive_error > 0).all()
@@ -52,7 +52,7 @@ def test_rows_have_an_interval_around_every_estimate(rows):
 
 
 def test_a_subset_of_units_gives_the_same_rows(rows):
-    subset = pd.DataFrame(list(coverage.run(TINY, finished=coverage.units(TINY)[:-1])))
+    subset = pd.DataFrame(list(run(coverage, TINY, finished=list(coverage.work(TINY, "cpu"))[:-1])))
     expected = rows[rows.unit == "layers"].reset_index(drop=True)[subset.columns]
     pd.testing.assert_frame_equal(subset, expected)
 
@@ -116,11 +116,11 @@ def test_every_data_set_has_newly_trained_networks():
     tiny = replace(
         training_coverage.QUICK, networks=2, networks_per_unit=1, epochs=6, cells=((1.0, 1.0),)
     )
-    units = training_coverage.units(tiny)
+    units = list(training_coverage.work(tiny, "cpu"))
     assert units == ["data sets from 20000", "data sets from 20001"]
-    rows = pd.DataFrame(list(training_coverage.run(tiny)))
+    rows = pd.DataFrame(list(run(training_coverage, tiny)))
     assert rows.groupby("name").estimate.nunique().tolist() == [2, 2]
-    subset = pd.DataFrame(list(training_coverage.run(tiny, finished=units[:1])))
+    subset = pd.DataFrame(list(run(training_coverage, tiny, finished=units[:1])))
     expected = rows[rows.unit == "data sets from 20001"].reset_index(drop=True)
     pd.testing.assert_frame_equal(subset, expected)
 

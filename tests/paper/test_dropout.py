@@ -17,7 +17,7 @@ import tacit
 from tacit import ensembles
 from tacit.ensembles import SGD, Plan
 from tacit.ensembles.data import assign_data
-from tacit_paper import dropout, plots
+from tacit_paper import dropout, plots, run
 from tacit_paper.dropout.columns import dropout_columns, explicit_penalty
 from tacit_paper.dropout.training import (
     build_network,
@@ -184,11 +184,11 @@ def test_a_batch_penalty_is_trained_with():
 
 @pytest.fixture(scope="module")
 def rows():
-    return pd.DataFrame(list(dropout.run(TINY)))
+    return pd.DataFrame(list(run(dropout, TINY)))
 
 
 def test_rows_of_networks_effects_and_retraining(rows):
-    assert set(rows.unit) == set(dropout.units(TINY))
+    assert set(rows.unit) == set(dropout.work(TINY, "cpu"))
     assert (rows.kind == "model").sum() == 6
     assert (rows.kind == "effect").sum() == 4
     assert set(rows[rows.kind == "retrained"].penalty) == {"explicit", "ridge", "nothing"}
@@ -198,7 +198,7 @@ def test_rows_of_networks_effects_and_retraining(rows):
 
 
 def test_a_subset_of_units_gives_the_same_rows(rows):
-    subset = pd.DataFrame(list(dropout.run(TINY, finished=["retrained"])))
+    subset = pd.DataFrame(list(run(dropout, TINY, finished=["retrained"])))
     expected = rows[rows.unit != "retrained"].reset_index(drop=True)[subset.columns]
     times = [column for column in subset.columns if column.endswith("_seconds")]
     pd.testing.assert_frame_equal(

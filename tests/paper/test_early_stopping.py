@@ -10,6 +10,7 @@ from support.models import random_data
 from tacit import InputError, theory
 from tacit_paper import early_stopping as experiment
 from tacit_paper import least_squares as ls
+from tacit_paper import run
 
 PAPER = experiment.PAPER
 STEPS = (1, 10, 100, 500, 1000)
@@ -17,8 +18,8 @@ STEPS = (1, 10, 100, 500, 1000)
 
 def rows_of(config, *prefixes):
     """The rows of the units whose names begin with one of the prefixes."""
-    skipped = [unit for unit in experiment.units(config) if not unit.startswith(prefixes)]
-    return pd.DataFrame(experiment.run(config, finished=skipped))
+    skipped = [unit for unit in experiment.work(config, "cpu") if not unit.startswith(prefixes)]
+    return pd.DataFrame(run(experiment, config, finished=skipped))
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +36,7 @@ def quick():
         experiment.QUICK, pools=2, datasets=6, datasets_per_unit=3, endpoints=(1, 9, 10, 12),
         cap=600, adam_epochs=200,
     )  # fmt: skip
-    return config, pd.DataFrame(experiment.run(config))
+    return config, pd.DataFrame(run(experiment, config))
 
 
 # The exact penalty Λ(t).
@@ -214,10 +215,10 @@ def test_the_scalar_is_the_rayleigh_quotient_and_falls_below_the_trace():
 
 def test_a_subset_of_units_gives_the_same_rows(quick):
     config, rows = quick
-    units = experiment.units(config)
+    units = list(experiment.work(config, "cpu"))
     assert list(rows.unit.unique()) == units
     chosen = ["datasets from 3", "fixed pool 1", "variable pool 1", "trace"]
-    subset = pd.DataFrame(experiment.run(config, finished=set(units) - set(chosen)))
+    subset = pd.DataFrame(run(experiment, config, finished=set(units) - set(chosen)))
     assert list(subset.unit.unique()) == chosen
     expected = rows[rows.unit.isin(chosen)].reset_index(drop=True)
     columns = [

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 import tacit
 from tacit import ensembles
-from tacit_paper import elastic_net, plots
+from tacit_paper import elastic_net, plots, run
 from tacit_paper.elastic_net.checks import (
     EFFECTIVE_CELLS,
     UNIDENTIFIED_KINDS,
@@ -45,7 +45,7 @@ TINY = replace(
 
 @pytest.fixture(scope="module")
 def rows():
-    return pd.DataFrame(list(elastic_net.run(TINY)))
+    return pd.DataFrame(list(run(elastic_net, TINY)))
 
 
 def naive_published_fit(model, X, y, regularizers, order, settings):
@@ -138,7 +138,7 @@ def test_stopping_and_plateaus_are_torchs():
 
 
 def test_every_network_has_a_row_per_estimate(rows):
-    assert set(rows.unit) == set(elastic_net.units(TINY))
+    assert set(rows.unit) == set(elastic_net.work(TINY, "cpu"))
     counts = rows.groupby(["estimate", "optimizer"]).size()
     for estimate in ("last", "drift", "published"):
         for optimizer in ("sgd", "adam"):
@@ -152,8 +152,8 @@ def test_every_network_has_a_row_per_estimate(rows):
 
 
 def test_a_subset_of_units_gives_the_same_rows(rows):
-    finished = [unit for unit in elastic_net.units(TINY) if unit != "sgd"]
-    subset = pd.DataFrame(list(elastic_net.run(TINY, finished=finished)))
+    finished = [unit for unit in elastic_net.work(TINY, "cpu") if unit != "sgd"]
+    subset = pd.DataFrame(list(run(elastic_net, TINY, finished=finished)))
     expected = rows[rows.unit == "sgd"].reset_index(drop=True)[subset.columns]
     times = [column for column in subset.columns if column.endswith("_seconds")]
     pd.testing.assert_frame_equal(

@@ -11,7 +11,7 @@ from support.models import random_data, tanh_mlp
 from torch.nn import functional as F
 
 import tacit
-from tacit_paper import find_experiment, long_horizon, plots
+from tacit_paper import find_experiment, long_horizon, plots, run
 from tacit_paper import least_squares as ls
 from tacit_paper.long_horizon.distances import ModifiedLoss, distances_from_flows
 
@@ -22,7 +22,7 @@ TINY = replace(
 
 @pytest.fixture(scope="module")
 def rows():
-    return pd.DataFrame(list(long_horizon.run(TINY)))
+    return pd.DataFrame(list(run(long_horizon, TINY)))
 
 
 def test_distances_on_least_squares_are_those_in_closed_form():
@@ -68,10 +68,10 @@ def test_the_modified_gradient_is_that_of_the_modified_loss():
 
 
 def test_units_do_not_depend_on_each_other(rows):
-    units = long_horizon.units(TINY)
+    units = list(long_horizon.work(TINY, "cpu"))
     assert units == ["least squares, η = 0.01", "least squares, η = 0.03", "tanh", "ReLU"]
     chosen = {"least squares, η = 0.03", "ReLU"}
-    subset = list(long_horizon.run(TINY, finished=[unit for unit in units if unit not in chosen]))
+    subset = list(run(long_horizon, TINY, finished=[unit for unit in units if unit not in chosen]))
     assert subset == [row for row in rows.to_dict("records") if row["unit"] in chosen]
     assert json.loads(json.dumps(subset)) == subset  # plain values
     counts = rows.groupby("unit").size()
@@ -82,7 +82,7 @@ def test_units_do_not_depend_on_each_other(rows):
 def test_initial_weights_depend_only_on_the_seed_of_the_config(rows):
     torch.manual_seed(123)
     state = torch.get_rng_state()
-    again = list(long_horizon.run(TINY, finished=long_horizon.units(TINY)[:2]))
+    again = list(run(long_horizon, TINY, finished=list(long_horizon.work(TINY, "cpu"))[:2]))
     assert torch.equal(torch.get_rng_state(), state)
     assert again == [row for row in rows.to_dict("records") if row["unit"] in ("tanh", "ReLU")]
 

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 import tacit
 from tacit import reference
-from tacit_paper import data, find_experiment, plots, step_size, store
+from tacit_paper import data, find_experiment, plots, run, step_size, store
 from tacit_paper.step_size.checks import select_least_squares, select_networks, select_trained
 from tacit_paper.step_size.estimates import estimate_from_steps
 from tacit_paper.step_size.figure import describe_missing
@@ -40,7 +40,7 @@ TINY = replace(
 
 @pytest.fixture(scope="module")
 def rows():
-    return pd.DataFrame(list(step_size.run(TINY)))
+    return pd.DataFrame(list(run(step_size, TINY)))
 
 
 def class_data(seed=0, count=40):
@@ -197,10 +197,10 @@ def test_networks_that_trained_have_an_estimate(rows):
 
 
 def test_units_do_not_depend_on_each_other(rows):
-    units = step_size.units(TINY)
+    units = list(step_size.work(TINY, "cpu"))
     assert units == ["least squares", "width 16", "width 24"]
     assert set(rows.unit) == set(units)
-    again = list(step_size.run(TINY, finished=["least squares", "width 16"]))
+    again = list(run(step_size, TINY, finished=["least squares", "width 16"]))
     json.dumps(again)  # plain values
     subset = pd.DataFrame(again)
     expected = rows[rows.unit == "width 24"].reset_index(drop=True)[subset.columns]
@@ -208,14 +208,17 @@ def test_units_do_not_depend_on_each_other(rows):
     pd.testing.assert_frame_equal(
         subset.drop(columns=times), expected.drop(columns=times), check_dtype=False
     )
-    assert list(step_size.run(TINY, finished=units)) == []
+    assert list(run(step_size, TINY, finished=units)) == []
 
 
 def test_the_figure_is_drawn_from_stored_rows(rows, tmp_path):
     """Rows go through files as in a real run: one file per unit, each with different columns."""
-    records = [{k: v for k, v in row.items() if v == v} for row in rows.to_dict("records")]
+    work = {}
+    for row in rows.to_dict("records"):
+        record = {name: value for name, value in row.items() if value == value and name != "unit"}
+        work.setdefault(row["unit"], []).append(record)
     experiment = SimpleNamespace(
-        QUICK=TINY, units=step_size.units, run=lambda *_, **__: iter(records)
+        QUICK=TINY, work=lambda *_: {unit: lambda r=records: r for unit, records in work.items()}
     )
     stored = store.run_experiment("step-size", experiment, "quick", tmp_path).rows
     figure = step_size.plot(stored)

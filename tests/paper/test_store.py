@@ -4,12 +4,14 @@ import json
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
 
 import tacit
-from tacit_paper import pending, store
+from tacit_paper import run as run_units
+from tacit_paper import store
 
 
 @dataclass(frozen=True)
@@ -21,21 +23,20 @@ class Config:
 def toy_experiment(config=None, *, fail_at=None, calls=None):
     """A small experiment. It records its units in `calls`, and is interrupted in `fail_at`."""
 
-    def units(config):
-        return [f"piece {i}" for i in range(config.pieces)]
+    def rows(config, unit, number) -> Iterator[dict]:
+        if calls is not None:
+            calls.append(unit)
+        yield {"k": 0, "value": config.factor * number, "took_seconds": 0.1}
+        if unit == fail_at:
+            raise KeyboardInterrupt
+        yield {"k": 1, "matrix": [1.0, number], "note": "x" if number else None}
 
-    def run_toy(config, *, finished=(), device="cpu") -> Iterator[dict]:
-        for unit in pending(units(config), finished):
-            number = int(unit.split()[1])
-            if calls is not None:
-                calls.append(unit)
-            yield {"unit": unit, "k": 0, "value": config.factor * number, "took_seconds": 0.1}
-            if unit == fail_at:
-                raise KeyboardInterrupt
-            yield {"unit": unit, "k": 1, "matrix": [1.0, number], "note": "x" if number else None}
+    def work(config, device):
+        units = {f"piece {i}": i for i in range(config.pieces)}
+        return {unit: partial(rows, config, unit, number) for unit, number in units.items()}
 
     return SimpleNamespace(
-        Config=Config, QUICK=config or Config(), PAPER=Config(6), units=units, run=run_toy,
+        Config=Config, QUICK=config or Config(), PAPER=Config(6), work=work,
         TITLE="Toy", CAPTION="", plot=None, check=lambda rows: [],
     )  # fmt: skip
 
@@ -104,7 +105,7 @@ def test_a_source_tree_need_not_be_installed(tmp_path, monkeypatch):
 
 def test_every_column_of_every_row_is_stored(tmp_path):
     rows = run(tmp_path, toy_experiment()).rows
-    expected = list(toy_experiment().run(Config()))
+    expected = list(run_units(toy_experiment(), Config()))
     for row, expected_row in zip(rows.to_dict("records"), expected, strict=True):
         for name, value in expected_row.items():
             stored = list(row[name]) if name == "matrix" else row[name]
@@ -184,7 +185,7 @@ def test_a_folder_that_cannot_be_written_is_reported(tmp_path):
 
 def test_a_unit_without_rows_is_an_error(tmp_path):
     broken = toy_experiment()
-    broken.run = lambda config, *, finished=(), device="cpu": iter(())
+    broken.work = lambda config, device: {"piece 0": lambda: iter(())}
     with pytest.raises(RuntimeError, match="no rows for the units"):
         run(tmp_path, broken)
     shutil.rmtree(tmp_path)

@@ -51,7 +51,7 @@ def test_data_that_has_changed_is_refused():
     objective = Objective(tanh_mlp(10), F.mse_loss, (X, y))
     fit = fit_endpoint(objective, [tacit.l2(), tacit.l1()])
     y.mul_(2)
-    with pytest.raises(InputError, match="data has changed.*write them again"):
+    with pytest.raises(InputError, match=r"data has changed.*write them again"):
         score_examples(fit)
 
 

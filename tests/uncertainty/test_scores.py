@@ -137,6 +137,19 @@ def test_difference_equations_score_what_the_technique_adds(groups):
     torch.testing.assert_close(predicted, expected, rtol=1e-9, atol=1e-11)
 
 
+def test_scores_of_a_difference_are_those_of_dense_gradients_with_and_without_the_technique():
+    model, data = tanh_mlp(9), random_data(9, count=30)
+    regularizers = three_regularizers()
+    technique = Objective(model, F.smooth_l1_loss, data)
+    plain = Objective(model, F.mse_loss, data)
+    fit = tacit.fit(tacit.difference_equations(technique, plain, regularizers))
+    differences = example_gradients(model, F.smooth_l1_loss, data)
+    differences = differences - example_gradients(model, F.mse_loss, data)
+    inverse = torch.linalg.pinv(reference.design(regularizers, params_of(model)))
+    expected = (differences - differences.mean(0)) @ inverse.T
+    torch.testing.assert_close(score_examples(fit).values, expected, rtol=1e-8, atol=1e-10)
+
+
 def test_strengths_at_zero_have_no_errors_and_undetermined_ones_infinite_errors():
     objective = Objective(tanh_mlp(4), F.mse_loss, random_data(4))
     regularizers = three_regularizers()

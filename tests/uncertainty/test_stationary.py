@@ -293,7 +293,7 @@ def test_data_and_weights_that_have_changed_are_refused():
     model, (X, y) = tanh_mlp(11), random_data(11)
     fit = fit_endpoint(Objective(model, F.mse_loss, (X, y)), tacit.l2())
     y.mul_(2)
-    with pytest.raises(InputError, match="data has changed.*write them again"):
+    with pytest.raises(InputError, match=r"data has changed.*write them again"):
         stationary_error_bars(fit, rate=0.1, batch_size=8)
     y.div_(2)
     assert stationary_error_bars(fit, rate=0.1, batch_size=8).standard_errors["l2"] > 0

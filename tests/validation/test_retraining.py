@@ -47,9 +47,7 @@ def test_a_diagonal_from_one_early_stopped_endpoint_recovers_it_wherever_a_minim
     verdicts = []
     for seed in range(12):
         X, y, objective, fit = early_stopped(seed, steps=3 + 4 * seed)
-        validation = validate(
-            fit, objective, [tacit.regularizers.diagonal()], start={"weight": torch.zeros(1, 6)}
-        )
+        validation = validate(fit, start={"weight": torch.zeros(1, 6)})
         theta = objective.params["weight"].flatten()
         exact = certify_least_squares(X, y, fit.matrix(), params=theta)
         verdicts.append(exact.verdict)
@@ -108,9 +106,9 @@ def penalty_of(penalties):
 
 @pytest.mark.slow
 def test_an_elastic_net_is_recovered_from_the_same_initialisation(elastic_net_fit):
-    objective, regularizers, fit, start = elastic_net_fit
+    _, _, fit, start = elastic_net_fit
     assert fit.strengths["l2"] == pytest.approx(2e-2, rel=1e-6)
-    validation = validate(fit, objective, regularizers, start=start)
+    validation = validate(fit, start=start)
     assert validation.penalised.relative_distance < 1e-6
     assert validation.control.relative_distance > 0.1
     assert validation.recovered > 0.999
@@ -131,8 +129,8 @@ def test_a_wrong_penalty_does_not_recover(elastic_net_fit):
 
 @pytest.mark.slow
 def test_starting_at_the_trained_weights_is_reported_as_local(elastic_net_fit):
-    objective, regularizers, fit, _ = elastic_net_fit
-    validation = validate(fit, objective, regularizers)
+    _, _, fit, _ = elastic_net_fit
+    validation = validate(fit)
     assert problem_kinds(validation) == {"local"}
     assert validation.penalised.relative_distance < 1e-8
 
@@ -265,10 +263,11 @@ def test_the_control_retains_the_known_penalties():
     objective = linear_objective(theta, X, y)
     fit = tacit.fit(tacit.endpoint_equations(objective, [extra], known={ridge: 0.3}))
     assert fit.strengths["distance_to"] == pytest.approx(0.4)
-    validation = validate(fit, objective, [extra, ridge])
     without = torch.linalg.solve(A + 0.3 * eye, b)
-    assert validation.penalised.relative_distance < 1e-12
-    assert validation.control.distance == pytest.approx(float((without - theta).norm()), rel=1e-9)
+    for validation in (validate(fit), validate(fit, objective, [extra, ridge])):
+        assert validation.penalised.relative_distance < 1e-12
+        distance = float((without - theta).norm())
+        assert validation.control.distance == pytest.approx(distance, rel=1e-9)
 
 
 def test_a_penalty_without_hessian_is_validated_without_a_certificate():
@@ -306,13 +305,80 @@ def test_a_float32_model_is_recovered_to_single_precision():
     assert not validation.problems
 
 
+def assert_same_validation(a, b):
+    """Compare everything but the objects that made the two validations."""
+    assert a.strengths == b.strengths
+    assert (a.penalised, a.control, a.loss) == (b.penalised, b.control, b.loss)
+    assert (a.recovered, a.recovered_predictions) == (b.recovered, b.recovered_predictions)
+    assert a.certificate == b.certificate
+    assert a.problems == b.problems
+
+
+def test_the_objective_the_regularizers_and_the_point_are_those_of_the_fit():
+    X, y, objective, _ = early_stopped(1, steps=7)
+    ridge, known = tacit.l2(), {tacit.l2(name="decay"): 0.01}
+    fit = tacit.fit(tacit.endpoint_equations(objective, ridge, known=known))
+    whole = validate(fit, objective, [ridge, *known])
+    assert_same_validation(validate(fit), whole)
+    assert_same_validation(validate(fit, objective), whole)
+    assert_same_validation(validate(fit, regularizers=[ridge, *known]), whole)
+    part = tacit.Objective(objective.model, F.mse_loss, (X[:30], y[:30]))
+    assert_same_validation(validate(fit, part), validate(fit, part, [ridge, *known]))
+
+
+def test_a_difference_is_validated_without_the_technique():
+    X, y = random_data(15)
+    plain = linear_objective(torch.ones(5, dtype=torch.float64), X, y)
+    technique = tacit.Objective(plain.model, F.mse_loss, (X, y + 0.3 * X.sum(1, keepdim=True)))
+    fit = tacit.fit(tacit.difference_equations(technique, plain, tacit.l2()))
+    validation = validate(fit)
+    assert validation.loss == plain.value() != technique.value()
+    assert_same_validation(validation, validate(fit, plain, tacit.l2()))
+
+
+def test_a_fit_at_copies_of_the_weights_is_validated_there_after_training_on():
+    _, _, objective, _ = early_stopped(2, steps=7)
+    point = params_of(objective.model)
+    start = {"weight": torch.zeros(1, 6)}
+    fit = tacit.fit(tacit.endpoint_equations(objective, tacit.l2(), params=point))
+    before = validate(fit, start=start)
+    load(objective.model, {"weight": point["weight"] * 2})
+    assert_same_validation(validate(fit, start=start), before)
+
+
+def test_the_point_is_that_of_the_fit_with_an_explicit_objective_too():
+    X, y = random_data(5)
+    model = nn.Linear(5, 1, bias=False).double()
+    objective = tacit.Objective(model, F.mse_loss, (X, y))
+    theta = torch.linalg.solve(X.T @ X / len(X) + 0.1 * torch.eye(5), X.T @ y / len(X))
+    fit = tacit.fit(tacit.endpoint_equations(objective, tacit.l2(), params={"weight": theta.T}))
+    validation = validate(fit, objective, tacit.l2())
+    assert validation.loss == pytest.approx(objective.value({"weight": theta.T}), rel=1e-12)
+    assert validation.loss == validate(fit).loss
+
+
+def test_a_fit_whose_weights_have_changed_or_that_has_no_objective_is_refused():
+    *_, objective, fit = early_stopped(3, steps=7)
+    regularizers = [tacit.regularizers.diagonal()]
+    stacked = tacit.fit(tacit.stack([fit.equations, fit.equations]))
+    with pytest.raises(tacit.InputError, match="Write the equations again"):
+        validate(stacked)
+    assert validate(stacked, objective, regularizers).strengths == stacked.strengths
+    load(objective.model, {"weight": objective.params["weight"] * 2})
+    with pytest.raises(tacit.InputError, match="write the equations again"):
+        validate(fit)
+
+
 def test_wrong_calls_are_refused():
     X, y = random_data(14)
     objective = linear_objective(torch.ones(5, dtype=torch.float64), X, y)
     strengths = {"l2": 0.1}
     loop = {"train": lambda _: objective.params}
     cases = [
-        ((objective, strengths, [tacit.l2()]), {}, "the order of arguments"),
+        ((objective, strengths, [tacit.l2()]), {}, "what tacit.fit or tacit.estimate return"),
+        ((strengths, strengths, [tacit.l2()]), {}, "objective is a dict.*tacit.Objective"),
+        ((strengths,), {}, r"validate\(strengths, objective, regularizers\)"),
+        ((strengths, objective), {}, r"validate\(strengths, objective, regularizers\)"),
         (("l2", objective, [tacit.l2()]), {}, "strengths by name"),
         ((strengths, objective, [tacit.l1()]), {}, "no strength for l1"),
         ((strengths, objective, [tacit.l2()]), {"train": 3}, "a function train"),

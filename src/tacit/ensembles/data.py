@@ -1,4 +1,4 @@
-"""The data of an ensemble: one set for all members, or several sets and which member has which."""
+"""The data of an ensemble: one set for all members, or several sets and an assignment."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

@@ -27,5 +27,5 @@ def flushed_denormals() -> Iterator[None]:
 
 
 def flushes_denormals() -> bool:
-    """Whether this thread treats denormal numbers as zero; torch has no function that tells."""
+    """Whether this thread treats denormal numbers as zero, which torch has no function for."""
     return bool((torch.tensor(1e-39, dtype=torch.float32) * 1 == 0).item())

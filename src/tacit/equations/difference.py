@@ -14,7 +14,7 @@ from tacit.objective.randomness import split_draws
 from tacit.regularizers.family import Regularizer
 
 GROUPS = 8
-"""Default number of groups of draws: a t distribution with 7 degrees of freedom."""
+"""Default number of groups of draws; intervals then have 7 degrees of freedom."""
 
 
 def difference_target(
@@ -101,7 +101,7 @@ def _subtract_in_place(technique: list[Params], plain: list[Params]) -> list[Par
 def _group_gradients(
     objective: Objective, params: Params, groups: int
 ) -> list[tuple[float, Params]]:
-    """L and ∇L averaged over each group of draws; only one without randomness."""
+    """L and ∇L averaged over each group of draws; a single pair for an objective without draws."""
     if not objective.training:
         return [objective.value_and_gradient(params)]
     if _independent_draws(objective) < groups:

@@ -42,7 +42,8 @@ def endpoint_equations(
         objective: the loss, without any penalty.
         regularizers: candidates whose strengths are estimated.
         params: the point; by default the model's current parameters.
-        known: penalties that training did apply, with their strengths; they move to the target.
+        known: penalties that training did apply, with their strengths; their gradients are
+            subtracted from the target.
         rows: which parameters' equations to use; by default all.
     """
     candidates = check_candidates(regularizers, known)  # before the pass over the data

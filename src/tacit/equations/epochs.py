@@ -1,4 +1,4 @@
-"""An epoch of a user's own training loop as one equation: its mean point and its drift."""
+"""Equations of whole epochs of a user's training loop: at the mean point, with the drift."""
 
 import math
 from collections import deque
@@ -23,7 +23,7 @@ from tacit.regularizers.family import Columns, Regularizer
 
 @dataclass(frozen=True, eq=False)
 class Epoch:
-    """One epoch: means over the points that it stepped from, and its whole displacement."""
+    """One epoch: means over the points that its steps started from, and its total displacement."""
 
     mean: Params
     displacement: Params
@@ -71,7 +71,7 @@ class EpochAverages:
                 _add_weighted(sums.setdefault(name, float64_zeros(params)), column, time)
 
     def _restart(self) -> None:
-        """Other parameters train from now on: earlier epochs belong to a different system."""
+        """Discard all epochs, because other parameters train now; refused within an epoch."""
         if self._points:
             raise InputError(
                 "parameters were frozen or unfrozen within an epoch: call end_epoch() before."
@@ -80,7 +80,7 @@ class EpochAverages:
         self._start_epoch()
 
     def end_epoch(self) -> None:
-        """Close an epoch: call it after the last update of each."""
+        """End the current epoch; call this after the last update of every epoch."""
         if not self._time:
             raise InputError(
                 "end_epoch() was called before any update of the optimizer (or all had a step size "
@@ -192,7 +192,7 @@ def average_epochs(
     if isinstance(epochs, bool) or not isinstance(epochs, int) or epochs < 1:
         raise InputError(f"epochs is {epochs!r}: pass a whole number of epochs, at least 1.")
     if not isinstance(averaged, Sequence) or any(not isinstance(r, Regularizer) for r in averaged):
-        raise InputError("averaged is no list of regularizers: pass one, as in [tacit.l2()].")
+        raise InputError("averaged is not a list of regularizers: pass one, as in [tacit.l2()].")
     return EpochAverages(model, optimizer, averaged, epochs)
 
 
@@ -246,12 +246,13 @@ def _check_optimizer(model: nn.Module, optimizer: Optimizer) -> None:
     if missing:
         raise InputError(
             f"the optimizer does not train {missing[0]!r} and {len(missing) - 1} others: their "
-            "displacement says nothing. Set requires_grad=False for them."
+            "displacement carries no information. Set requires_grad=False for them."
         )
     _step_time(optimizer)
 
 
 def _step_time(optimizer: Optimizer) -> float:
+    """Flow time of one step: η/(1−β) for SGD with momentum β, η for Adam."""
     if isinstance(optimizer, SGD):
         return flow_time(optimizer)
     rates = {float(group["lr"]) for group in optimizer.param_groups}

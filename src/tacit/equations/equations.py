@@ -45,7 +45,7 @@ class Source:
     steps: int = 1
     known: dict[str, float] = field(default_factory=dict)
     unsettled: dict[str, float] = field(default_factory=dict)
-    """Relative distance of a penalty's mean gradient over an epoch to that at the mean point."""
+    """By penalty: ‖mean of ∇R over an epoch − ∇R at the mean point‖ / ‖mean of ∇R‖."""
     epoch: bool = False
     """Whether these are the means over one epoch of a run."""
     layer: str = ""
@@ -87,10 +87,10 @@ class Equations:
     blocks: tuple[Block, ...]
     sources: tuple[Source, ...]
     origin: "Origin | None" = None
-    """What they were written from, in memory; parts and stacks of them, and files, have none."""
+    """What they were written from; None for layers, steps, stacks and equations from a file."""
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without the origin: an objective can hold what cannot be pickled."""
+        """The state without the origin, because an objective may not be picklable."""
         return {**vars(self), "origin": None}
 
     @property
@@ -111,8 +111,8 @@ class Equations:
     def factor(self) -> Tensor:
         """The triangular factor of [design | targets]: at most as many rows as columns."""
         width = len(self.names) + self.targets
-        parts = [_widen(block, len(self.names), width) for block in self.blocks]
-        return triangular_factor(torch.cat([torch.zeros(0, width, dtype=torch.float64), *parts]))
+        factors = [_widen(block, len(self.names), width) for block in self.blocks]
+        return triangular_factor(torch.cat([torch.zeros(0, width, dtype=torch.float64), *factors]))
 
     def layer(self, label: str) -> "Equations":
         """The equations of one layer, without the columns that are zero there."""
@@ -120,9 +120,11 @@ class Equations:
             raise InputError(f"no layer {label!r}: there are {', '.join(self.layers)}.")
         blocks = tuple(block for block in self.blocks if block.layer == label)
         sources = tuple(replace(source, layer=label) for source in self.sources)
-        part = replace(self, blocks=blocks, sources=sources, origin=None)
-        norms = part.factor()[:, : len(self.names)].norm(dim=0)
-        return part.select_columns([j for j, length in enumerate(norms.tolist()) if length > 0])
+        equations = replace(self, blocks=blocks, sources=sources, origin=None)
+        norms = equations.factor()[:, : len(self.names)].norm(dim=0)
+        return equations.select_columns(
+            [j for j, length in enumerate(norms.tolist()) if length > 0]
+        )
 
     def steps(self, source: int = 0) -> list["Equations"]:
         """The equations of each step of a trajectory, in order; an endpoint has one step."""
@@ -133,8 +135,8 @@ class Equations:
         return [replace(self, blocks=tuple(blocks[step]), origin=None) for step in sorted(blocks)]
 
     def select_columns(self, columns: Sequence[int]) -> "Equations":
-        """The same equations with only some of the columns."""
-        position = {column: place for place, column in enumerate(columns)}
+        """The same equations with only these columns, in this order."""
+        position = {column: i for i, column in enumerate(columns)}
         blocks = []
         for block in self.blocks:
             selected = [i for i, column in enumerate(block.columns) if column in position]
@@ -236,7 +238,7 @@ def running_factors(parts: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _widen(block: Block, count: int, width: int) -> Tensor:
-    """The block's factor with a column for every strength, zero where it has none."""
+    """The block's factor with one column per strength, zero for strengths it does not involve."""
     wide = torch.zeros(len(block.factor), width, dtype=torch.float64)
     wide[:, [*block.columns, *range(count, width)]] = block.factor
     return wide

@@ -1,4 +1,4 @@
-"""Equations on disk: safetensors, written whole or not at all."""
+"""Equations on disk: safetensors files, written completely or not at all."""
 
 import json
 import os

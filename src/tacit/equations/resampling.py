@@ -49,9 +49,9 @@ def bootstrap(  # noqa: PLR0913 # the data and the algorithm, then keyword optio
     """Endpoint equations of a model trained on the data and on resamples of it, stacked.
 
     The endpoint on the data itself comes first, then the replicates. Replicate b depends only on
-    (seed, b), so that more replicates extend fewer ones. Before every training the model and
-    torch's random state are restored to those at the call (so `train` may train the model itself,
-    or a copy), and again at the end.
+    (seed, b), so a call with more replicates only adds to those of a call with fewer. The model and
+    torch's random state are restored to their state at the call before every training (so `train`
+    may train the model itself, or a copy), and again at the end.
 
     A residual bootstrap draws targets* = fitted + resampled residuals, where the fitted values are
     the model's predictions (in eval mode) at the endpoint on the data itself. They are right for
@@ -165,9 +165,11 @@ def _resample(count: int, weights: Tensor | None, seed: int) -> Tensor:
     if weights is None:
         return torch.randint(count, (count,), generator=generator)
     ends = weights.cumsum(0)
-    places = torch.rand(count, generator=generator, dtype=torch.float64) * ends[-1]
-    # Rounding may move a place to the very end, which belongs to the last drawable example.
-    return torch.searchsorted(ends, places, right=True).clamp(max=int(torch.nonzero(weights)[-1]))
+    positions = torch.rand(count, generator=generator, dtype=torch.float64) * ends[-1]
+    # Rounding may move a position to the end: it then selects the last example with weight.
+    return torch.searchsorted(ends, positions, right=True).clamp(
+        max=int(torch.nonzero(weights)[-1])
+    )
 
 
 def check_point(objective: Objective, params: Any, *, what: str) -> Params:

@@ -16,7 +16,7 @@ from tacit.objective.params import Params, Scope, layer_of, select, shorten, to_
 from tacit.regularizers.family import Columns, Regularizer, join_columns
 
 CHUNK = 2**21
-"""Entries of [design | targets] in memory at once (16 MiB)."""
+"""Largest number of entries of [design | targets] in memory at once (16 MiB)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,7 +59,8 @@ class Candidates:
         Args:
             params: the point.
             rows: which parameters' equations are written; by default all.
-            averaged: regularizers whose columns are means over an epoch, and what has these means.
+            averaged: for regularizers whose columns are means over an epoch, the regularizer that
+                returns these means.
         """
         averaged = averaged or {}
         _check_averaged(averaged, (*self.estimated, *self.known))
@@ -94,7 +95,7 @@ class Candidates:
 def _check_averaged(
     averaged: Mapping[Regularizer, Regularizer], candidates: Sequence[Regularizer]
 ) -> None:
-    """Refuse another object with the name of an averaged regularizer: means are by identity."""
+    """Refuse another object with an averaged regularizer's name: means are found by identity."""
     by_name = {regularizer.name: regularizer for regularizer in averaged}
     for candidate in candidates:
         if by_name.get(candidate.name, candidate) is not candidate:
@@ -111,7 +112,7 @@ def _repeated(names: Sequence[str]) -> list[str]:
 def check_candidates(
     regularizers: Regularizer | Sequence[Regularizer], known: Mapping[Regularizer, float] | None
 ) -> Candidates:
-    """Refuse what is not a list of regularizers, before any pass over the data."""
+    """The regularizers of a call as `Candidates`; anything else is refused."""
     if isinstance(regularizers, Regularizer):
         regularizers = [regularizers]
     if not isinstance(regularizers, Sequence) or not regularizers:
@@ -146,9 +147,9 @@ def write_blocks(
     *,
     floors: Mapping[str, float],
 ) -> list[Block]:
-    """One block per layer.
+    """The equations at one point as one block per layer.
 
-    The design is never in memory whole: each slice of rows is merged into the layer's factor.
+    The whole design is never in memory: each slice of rows is merged into the layer's factor.
     """
     blocks = []
     layers: dict[str, list[str]] = {}
@@ -174,7 +175,7 @@ def write_blocks(
 
 
 def slices(tensor: Tensor, width: int) -> Iterator[slice]:
-    """Slices of a flattened tensor, so that `width` columns of one are at most `CHUNK` entries."""
+    """Slices of a flattened tensor, each of at most `CHUNK` entries in `width` columns."""
     size, height = tensor.numel(), max(1, CHUNK // max(1, width))
     for start in range(0, size, height):
         yield slice(start, min(start + height, size))
@@ -217,7 +218,7 @@ def _read_block(
     design, values, kinks = read_rows(bound, name, part, targets)
     matrix = values.new_zeros(len(values), len(active) + len(targets))
     matrix[:, len(active) :] = values
-    position = {column: place for place, column in enumerate(active)}
+    position = {column: i for i, column in enumerate(active)}
     matrix[:, [position[column] for column in bound.columns.active.get(name, ())]] = design
     if kinks is None:
         return matrix, 0

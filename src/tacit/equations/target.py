@@ -45,9 +45,26 @@ class TargetPoint:
     gradient_norm: float
     loss_value: float | None = None
     averaged: Mapping[Regularizer, Regularizer] = field(default_factory=dict)
-    """Regularizers whose columns are means over an epoch, and what has these columns."""
+    """For regularizers whose columns are means over an epoch, one that returns these means."""
     unsettled: Mapping[str, float] = field(default_factory=dict)
     """See `Source.unsettled`."""
+    fingerprint: tuple[float, ...] = ()
+    """Of the parameters when the target was computed; they may be the model's live weights."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "fingerprint", self.fingerprint or self._current_fingerprint())
+
+    def check_unchanged(self) -> None:
+        """Refuse parameters that have changed since the target was computed."""
+        if self._current_fingerprint() != self.fingerprint:
+            raise InputError(
+                "the weights have changed since the target was computed, probably by further "
+                "training: write the equations again, or pass params= a copy of the weights, as in "
+                "{n: p.detach().clone() for n, p in model.named_parameters()}, when you write them."
+            )
+
+    def _current_fingerprint(self) -> tuple[float, ...]:
+        return fingerprint(self.params)
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,30 +74,19 @@ class Origin:
     setting: Setting
     candidates: Candidates
     rows: Scope
-    points: tuple[Params, ...]
-    fingerprints: tuple[tuple[float, ...], ...]
+    point: TargetPoint | None
+    """Without its vectors; None for equations of several points."""
 
     def bind(self) -> BoundCandidates:
-        """The candidates at the point of the equations; refused where there are several points.
-
-        The point may be the model's live weights: it is refused where they have changed.
-        """
-        if len(self.points) > 1:
-            raise InputError(
-                f"the equations are of {len(self.points)} points: this needs equations of one "
-                "point. Write equations of each endpoint, and use them one at a time."
-            )
-        if fingerprint(self.points[0]) != self.fingerprints[0]:
-            raise InputError(
-                "the weights have changed since the equations were written, probably by further "
-                "training: write the equations again, or write them with params= set to a copy of "
-                "the weights, as in {n: p.detach().clone() for n, p in model.named_parameters()}."
-            )
-        return self.candidates.bind(self.points[0], self.rows)
+        """The candidates at the point, which must be one and unchanged."""
+        if self.point is None:
+            raise InputError("the equations are of several points: pass equations of one point.")
+        self.point.check_unchanged()
+        return self.candidates.bind(self.point.params, self.rows)
 
 
 def origin_of(fit: Any, what: str) -> Origin:
-    """What the equations of a fit were written from; refused where they do not know it."""
+    """What the equations of a fit were written from; refused where that was not stored."""
     equations = getattr(fit, "equations", None)
     if not isinstance(equations, Equations):
         raise InputError(f"{what} was given a {type(fit).__name__}: pass what tacit.fit returns.")
@@ -143,14 +149,14 @@ def write_equations(
     sources: list[Source] = []
     gradient_norms: list[float] = []
     bound: BoundCandidates | None = None
-    params: list[Params] = []
+    point: TargetPoint | None = None
     for number, point in enumerate(points):
+        point.check_unchanged()
         bound = candidates.bind(point.params, rows, averaged=point.averaged)
-        place = {"source": number} if epochs else {"step": number}
+        label = {"source": number} if epochs else {"step": number}
         written = write_blocks(bound, point.vectors, floors=point.floors)
-        blocks += [replace(block, **place) for block in written]
+        blocks += [replace(block, **label) for block in written]
         gradient_norms.append(point.gradient_norm)
-        params.append(point.params)
         if epochs or not sources:
             sources.append(
                 Source(
@@ -163,13 +169,15 @@ def write_equations(
                     **bound.describe(),
                 )
             )
-    if bound is None:
+    if bound is None or point is None:
         raise InputError("the target has no points: pass at least one.")
-    if not epochs and len(params) > 1:
-        mean_norm = math.sqrt(sum(n**2 for n in gradient_norms) / len(gradient_norms))
-        facts = {**setting.objective.describe(params[-1]), "gradient_norm": mean_norm}
-        sources = [replace(sources[0], steps=len(params), **facts)]
-    origin = Origin(setting, candidates, rows, tuple(params), tuple(map(fingerprint, params)))
+    count = len(gradient_norms)
+    if not epochs and count > 1:
+        mean_norm = math.sqrt(sum(n**2 for n in gradient_norms) / count)
+        facts = {**setting.objective.describe(point.params), "gradient_norm": mean_norm}
+        sources = [replace(sources[0], steps=count, **facts)]
+    only_point = replace(point, vectors=()) if count == 1 else None
+    origin = Origin(setting, candidates, rows, only_point)
     return Equations(
         bound.families, bound.columns.names, setting.groups, tuple(blocks), tuple(sources), origin
     )

@@ -107,14 +107,16 @@ def check_times(times: Sequence[float]) -> None:
 
 
 def check_alike(params: Params, first: Params, what: str) -> None:
-    """Refuse parameters whose names or shapes differ from the first point's, or not finite."""
+    """Refuse parameters whose names or shapes differ from the first's, or that are not finite."""
     if not isinstance(params, Mapping):
         raise InputError(
             f"{what} of the trajectory is a {type(params).__name__}: pass a dictionary of named "
             "tensors, such as copies of dict(model.named_parameters())."
         )
     if any(not isinstance(tensor, Tensor) for tensor in params.values()):
-        raise InputError(f"{what} of the trajectory holds no tensors: pass named tensors.")
+        raise InputError(
+            f"{what} of the trajectory holds values that are not tensors: pass tensors."
+        )
     if params.keys() != first.keys() or any(params[n].shape != first[n].shape for n in first):
         raise InputError(
             f"{what} of the trajectory differs from the first point: all points must be of one "
@@ -162,7 +164,8 @@ def trajectory_equations(
         trajectory: points, displacements and times.
         regularizers: candidates whose strengths are estimated.
         reference: the displacement to compare with, reference(objective, point, time).
-        known: penalties that training did apply, with their strengths; they move to the target.
+        known: penalties that training did apply, with their strengths; their gradients are
+            subtracted from the target.
         rows: which parameters' equations to use; by default all.
     """
     candidates = check_candidates(regularizers, known)

@@ -48,24 +48,26 @@ def chances(
 ) -> dict[int, float]:
     """The values of `chance` for some columns of a system, by index.
 
-    Let e be the part of the target that the other columns leave, and M the projection that removes
-    the other columns. A direction φ adds (φᵀe)²/φᵀMφ to what is explained. For φ uniform in all p
-    rows, Mφ/‖Mφ‖ is uniform on a sphere in p − rank + 1 dimensions, so this is ‖e‖² times a
+    Let e be the part of the target that the other columns do not explain, and M the projection that
+    removes the other columns. A direction φ adds (φᵀe)²/φᵀMφ to what is explained. For φ uniform in
+    all p rows, Mφ/‖Mφ‖ is uniform on a sphere in p − rank + 1 dimensions, so this is ‖e‖² times a
     Beta(½, (p − rank)/2) for any target. For φ uniform in the layers where the column is not zero,
     it is a ratio of quadratic forms, whose distribution is exact too.
     """
     blocks = equations.blocks
-    places = {c: tuple(i for i, b in enumerate(blocks) if c in b.columns) for c in columns}
+    blocks_of = {c: tuple(i for i, b in enumerate(blocks) if c in b.columns) for c in columns}
     length = float(target.norm())
     if not length:
-        return dict.fromkeys(places, 1.0)
+        return dict.fromkeys(blocks_of, 1.0)
     basis = system.design @ system.coordinates
     target_in_basis = basis.T @ target / length
     rows = {
-        p: _rows_of(equations, p, system, target_in_basis, length) for p in set(places.values())
+        indices: _rows_of(equations, indices, system, target_in_basis, length)
+        for indices in set(blocks_of.values())
     }
     return {
-        c: _chance(rows[p], basis.T @ system.unique_directions[:, c]) for c, p in places.items()
+        c: _chance(rows[indices], basis.T @ system.unique_directions[:, c])
+        for c, indices in blocks_of.items()
     }
 
 
@@ -77,19 +79,19 @@ class _Rows(NamedTuple):
     target_in_basis: Tensor
     """Inner products of the basis with the whole target, which is scaled to unit norm."""
     residual: Tensor
-    """The part of the target that all columns together leave, in these rows."""
+    """The part of the target that no combination of columns explains, in these rows."""
     further_rows: int
     """How many more rows there are than coordinates."""
 
 
 def _rows_of(
     equations: Equations,
-    places: tuple[int, ...],
+    indices: tuple[int, ...],
     system: System,
     target_in_basis: Tensor,
     length: float,
 ) -> _Rows:
-    part = replace(equations, blocks=tuple(equations.blocks[i] for i in places))
+    part = replace(equations, blocks=tuple(equations.blocks[i] for i in indices))
     factor, count = part.factor(), len(equations.names)
     basis = factor[:, :count] @ system.coordinates
     residual = factor[:, count:].mean(1) / length - basis @ target_in_basis
@@ -133,6 +135,6 @@ def probability_exceeds(scale: float, scales: Tensor, common: float, freedom: in
 def _quadrature(count: int = 120) -> tuple[np.ndarray, np.ndarray]:
     """sin²θ at nodes in (0, π/2), and weights of a mean over them."""
     nodes, weights = np.polynomial.legendre.leggauss(count)
-    place = (nodes + 1) / 2
+    position = (nodes + 1) / 2
     # More nodes near θ = 0, where the integrand changes fast if the right-hand side is small.
-    return np.sin(np.pi / 2 * place**3) ** 2, 1.5 * place**2 * weights
+    return np.sin(np.pi / 2 * position**3) ** 2, 1.5 * position**2 * weights

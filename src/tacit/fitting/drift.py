@@ -1,4 +1,4 @@
-"""Strengths that change over time: straight lines through them, and whether a line is clear."""
+"""Strengths that change over time: a line through each, and whether its slope is significant."""
 
 from dataclasses import dataclass
 
@@ -27,7 +27,7 @@ class Trend:
 
     @property
     def change(self) -> Tensor:
-        """From first to last."""
+        """The change of the line, last − first."""
         return self.last - self.first
 
     @property

@@ -12,11 +12,11 @@ from tacit.errors import InputError
 
 ErrorKind = Literal["sampling", "draws", "training", "steps", "layers"]
 KINDS: dict[str, str] = {
-    "sampling": "which examples were drawn",
+    "sampling": "the choice of examples",
     "draws": "the technique's random draws",
     "training": "the noise of training",
-    "steps": "which steps were observed",
-    "layers": "which layers are fitted",
+    "steps": "the choice of steps",
+    "layers": "the choice of layers",
 }
 """The sources of randomness, the most informative first."""
 
@@ -71,7 +71,7 @@ class ErrorBars:
         return intervals
 
     def quantile(self, level: float = 0.95, freedom: float | None = None) -> float:
-        """Half the width of an interval of this level, in standard errors."""
+        """Half the width of an interval of this level, in units of the standard error."""
         from scipy.special import ndtri, stdtrit
 
         if isinstance(level, bool) or not isinstance(level, float) or not 0 < level < 1:

@@ -154,7 +154,7 @@ def fit(equations: Equations, *, nonnegative: bool = False) -> Fit:
         targets=targets,
         explained=float(shares.sum()),
         residual_ratio=_ratio(float((target - fitted).norm()), float(target.norm())),
-        free=None if unconstrained is None else system.solve(target[:, None])[:, 0],
+        unconstrained=None if unconstrained is None else system.solve(target[:, None])[:, 0],
     )
 
     def by_name(values: Tensor) -> dict[str, float]:

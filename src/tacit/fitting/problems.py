@@ -53,7 +53,7 @@ class Evidence:
     """One column per group of draws, in the rows of the factor."""
     explained: float
     residual_ratio: float
-    free: Tensor | None
+    unconstrained: Tensor | None
     """Strengths of the unconstrained fit, for a nonnegative one."""
 
     @cached_property
@@ -115,7 +115,7 @@ class Evidence:
         names = self.equations.names
         single = torch.nonzero(~self.in_matrix)[:, 0].tolist()
         by_column = chances(self.equations, self.system, self.target, single)
-        if self.free is not None:
+        if self.unconstrained is not None:
             above = torch.nonzero(self.strengths > 0)[:, 0].tolist()
             part, system = (
                 self.equations.select_columns(above),
@@ -150,7 +150,9 @@ def diagnose(evidence: Evidence) -> tuple[Problem, ...]:
     collapsed, collinear = list(_collapsed(evidence)), list(_collinear(evidence))
     vanishing = list(_vanishing(evidence))
     dependent = [*collapsed, *collinear]
-    by_chance = _matched_by_chance(evidence, excluded=_names_in([*dependent, *vanishing]))
+    by_chance = _matched_by_chance(
+        evidence, excluded={name for p in (*dependent, *vanishing) for name in p.names}
+    )
     problems = (
         _noisy(evidence),
         _unexplained(evidence),
@@ -160,17 +162,13 @@ def diagnose(evidence: Evidence) -> tuple[Problem, ...]:
         vanishing,
         _unsettled(evidence),
         _chance(evidence, by_chance),
-        _faint(evidence, excluded=_names_in(dependent) | set(by_chance)),
+        _faint(evidence, excluded={*by_chance, *(name for p in dependent for name in p.names)}),
         _negative(evidence, by_chance, dependent),
         _indefinite(evidence),
         _drifting(evidence),
         _zeros(evidence),
     )
     return tuple(problem for group in problems for problem in group)
-
-
-def _names_in(problems: Iterable[Problem]) -> set[str]:
-    return {name for problem in problems for name in problem.names}
 
 
 def _no_signal(e: Evidence) -> Iterator[Problem]:
@@ -413,7 +411,8 @@ def _faint(e: Evidence, *, excluded: set[str]) -> Iterator[Problem]:
 def _negative(
     e: Evidence, by_chance: Iterable[str], dependent: Iterable[Problem]
 ) -> Iterator[Problem]:
-    strengths = e.strengths if e.free is None else e.free
+    free = e.unconstrained is None
+    strengths = e.strengths if e.unconstrained is None else e.unconstrained
     by_name = dict(zip(e.equations.names, strengths.tolist(), strict=True))
     below = (strengths < 0) & (e.contributions(strengths) > MATERIAL) & ~e.in_matrix
     meaningless = set(by_chance)  # the sign of what chance explains means nothing
@@ -424,14 +423,14 @@ def _negative(
     if not names:
         return
     values = ", ".join(f"{by_name[name]:.3g}" for name in names[:6])
-    verb = "is held at zero where the free fit has" if e.free is not None else "comes out as"
+    verb = "comes out as" if free else "is zero, where the unconstrained fit has"
+    remedy = " nonnegative=True gives the best fit without it." if free else ""
     yield Problem(
         "negative",
         f"The strength of {shorten(names)} {verb} {values}: a negative strength rewards a larger "
         "penalty.",
         "Such a penalty was not minimised here: another regularizer that is correlated with it is "
-        "probably missing, or training was unfinished."
-        + ("" if e.free is not None else " nonnegative=True gives the best fit without it."),
+        f"probably missing, or training was unfinished.{remedy}",
         names,
     )
 

@@ -1,4 +1,4 @@
-"""What each regularizer adds to the explained fraction, and columns by the names users know."""
+"""What each regularizer adds to the explained fraction, and which columns a name refers to."""
 
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain, count
@@ -119,7 +119,7 @@ def column_groups(equations: Equations) -> dict[str, tuple[int, ...]]:
 
 
 def columns_of(equations: Equations, names: Iterable[str], *, what: str) -> tuple[int, ...]:
-    """The columns of these names, each a column's or a regularizer's, in their order."""
+    """The indices of the named columns, in order; a name is that of a column or a regularizer."""
     by_name = {name: (i,) for i, name in enumerate(equations.names)} | column_groups(equations)
     if isinstance(names, str) or not isinstance(names, Sequence):
         raise InputError(

@@ -93,8 +93,8 @@ class System:
     def cancelling(self, condition: float = math.inf) -> Tensor:
         """Combinations of unit columns that cancel, one per row, each of few columns.
 
-        With an infinite condition those that cancel exactly; otherwise those that cancel up to one
-        part in `condition` but not exactly. The largest coefficient of each is 1.
+        With an infinite condition these are the ones that cancel exactly; otherwise those that
+        cancel up to one part in `condition` but not exactly. The largest coefficient of each is 1.
         """
         _, s, vh = self._svd
         exact = math.isinf(condition)
@@ -126,7 +126,7 @@ class System:
         return full
 
     def solve_nonnegative(self, targets: Tensor) -> Tensor:
-        """The same under λ ≥ 0, by active sets."""
+        """Least-squares strengths under λ ≥ 0 for every target, by active sets."""
         from scipy.optimize import nnls
 
         full = targets.new_zeros(len(self.norms), targets.shape[1])

@@ -149,14 +149,13 @@ def _error_bars(fit: "Fit") -> list[str]:
     if not fit.error_bars and fit.nonnegative and not any(fit.strengths.values()):
         return ["± none: λ ≥ 0 holds every strength at zero."]
     if not fit.error_bars:
-        return [
-            "± none: a single point of a single layer does not show its own uncertainty.",
-            "  tacit.score_examples(fit) adds the sampling of examples.",
-        ]
+        hint = ["  tacit.score_examples(fit) adds the sampling of examples."]
+        none = "± none: a single point of a single layer does not show its own uncertainty."
+        return [none, *(hint if fit.equations.origin is not None else [])]
     lines = []
     for kind, bars in fit.error_bars.items():
         lines += textwrap.wrap(
-            f"±{kind}: standard errors over {KINDS[kind]}, from {bars.basis}.{_coverage(bars)}",
+            f"±{kind}: standard errors for {KINDS[kind]}, from {bars.basis}.{_coverage(bars)}",
             WIDTH,
             subsequent_indent="  ",
         )

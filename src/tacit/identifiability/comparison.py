@@ -126,9 +126,9 @@ def compare(
     """How much of each layer, endpoint or step models explain when fitted to all the others.
 
     The score is 1 − ‖target − design·λ̂‖²/‖target‖² on the cluster that is held out, with λ̂ fitted
-    to the rest, pooled over clusters. A larger model does not win by its size, as it does on the
-    clusters it was fitted to. With several groups of draws, residuals of different groups are
-    multiplied, so that the noise of the draws cancels on average.
+    to all other clusters, pooled over clusters. A larger model does not win by its size, as it does
+    on the clusters it was fitted to. With several groups of draws, residuals of different groups
+    are multiplied, so that the noise of the draws cancels on average.
 
     Trap: a column that is zero in all other clusters has no estimate there and counts as zero.
     Strengths of `layerwise()` therefore predict nothing of a layer that is held out; compare them

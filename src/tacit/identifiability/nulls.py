@@ -80,7 +80,7 @@ def null_distribution(
     (1.0, 0.001)
     """
     origin = origin_of(fit, "null_distribution")
-    _check_arguments(origin, shuffles, kind, seed)
+    _check_arguments(fit, origin, shuffles, kind, seed)
     bound = origin.bind()
     if name not in bound.columns.names:
         raise InputError(
@@ -91,22 +91,28 @@ def null_distribution(
     if target is None:
         target = endpoint_target(origin.setting.objective, params=bound.params)
     vector = target.points[0].vectors[0]
-    rest = _fit_without(bound, vector, column)
-    products = torch.zeros(shuffles, rest.to_basis.shape[1] + 2, dtype=torch.float64)
+    reduced = _fit_without(bound, vector, column)
+    if abs(reduced.observed - fit.explained) > 1e-6:
+        raise InputError(
+            f"recomputed, the fit explains {reduced.observed:.6g} and not {fit.explained:.6g}: the "
+            "data has changed since the equations were written, or target= is another one."
+        )
+    products = torch.zeros(shuffles, reduced.to_basis.shape[1] + 2, dtype=torch.float64)
     generator = torch.Generator().manual_seed(seed)
     for tensor_name in bound.rows:
         if column in bound.columns.active.get(tensor_name, ()):
-            values, others = _read_tensor(tensor_name, bound, vector, rest)
+            values, others = _read_tensor(tensor_name, bound, vector, reduced)
             if len(values):
                 _add_products(products, values, others, kind, generator)
-    # A column φ adds ⟨φ, e⟩²/φᵀMφ, where e is what the others leave and M projects off them:
-    # φᵀMφ = ‖φ‖² − ‖Qᵀφ‖² for Q an orthonormal basis of the others.
-    inside, along_rest, square = products[:, :-2], products[:, -2], products[:, -1]
+    # A column φ adds ⟨φ, e⟩²/φᵀMφ, where e is the part of the target that the other columns do
+    # not explain, and M the projection that removes them: φᵀMφ = ‖φ‖² − ‖Qᵀφ‖², with Q an
+    # orthonormal basis of the other columns.
+    inside, along_residual, square = products[:, :-2], products[:, -2], products[:, -1]
     outside = square - inside.square().sum(1)
-    added = torch.where(outside > EQUAL * square, along_rest.square() / outside, 0.0)
-    scale = rest.target_square_norm or 1.0
-    draws = rest.explained + (added / scale).clamp(max=1 - rest.explained)
-    return Null(name, kind, rest.observed, rest.explained, tuple(draws.tolist()))
+    added = torch.where(outside > EQUAL * square, along_residual.square() / outside, 0.0)
+    scale = reduced.target_square_norm or 1.0
+    draws = reduced.explained + (added / scale).clamp(max=1 - reduced.explained)
+    return Null(name, kind, reduced.observed, reduced.explained, tuple(draws.tolist()))
 
 
 class _FitWithout(NamedTuple):
@@ -127,37 +133,37 @@ def _fit_without(bound: BoundCandidates, target: Params, column: int) -> _FitWit
     blocks = write_blocks(bound, [target], floors=dict.fromkeys(bound.params, 0.0))
     names = bound.columns.names
     factor = Equations(bound.families, names, 1, tuple(blocks), ()).factor()
-    right, square_norm = factor[:, -1:], float(factor[:, -1].square().sum())
+    target_column, square_norm = factor[:, -1:], float(factor[:, -1].square().sum())
     others = [c for c in range(len(names)) if c != column]
 
     def explained(system: System) -> float:
         if not square_norm or not len(system.nonzero):
             return 0.0
-        return float((system.design @ system.solve(right)).square().sum()) / square_norm
+        return float((system.design @ system.solve(target_column)).square().sum()) / square_norm
 
-    rest, full = System(factor[:, others]), System(factor[:, :-1])
-    strengths, to_basis = right.new_zeros(len(others)), right.new_zeros(len(others), 0)
-    if len(rest.nonzero):
-        strengths, to_basis = rest.solve(right)[:, 0], rest.coordinates
+    reduced, full = System(factor[:, others]), System(factor[:, :-1])
+    strengths, to_basis = factor.new_zeros(len(others)), factor.new_zeros(len(others), 0)
+    if len(reduced.nonzero):
+        strengths, to_basis = reduced.solve(target_column)[:, 0], reduced.coordinates
     return _FitWithout(
-        column, others, to_basis, strengths, explained(rest), explained(full), square_norm
+        column, others, to_basis, strengths, explained(reduced), explained(full), square_norm
     )
 
 
 def _read_tensor(
-    name: str, bound: BoundCandidates, target: Params, rest: _FitWithout
+    name: str, bound: BoundCandidates, target: Params, reduced: _FitWithout
 ) -> tuple[Tensor, Tensor]:
-    """One tensor's rows of the column, and of [basis of the others | what they leave]."""
+    """One tensor's rows of the column, and of [basis of the other columns | their residual]."""
     part = slice(0, bound.params[name].numel())
     design, values, kinks = read_rows(bound, name, part, [target])
     residual, active = values[:, 0], bound.columns.active[name]
     design = design.to(residual)
-    others = residual.new_zeros(len(residual), len(rest.others))
-    positions = [i for i, c in enumerate(active) if c != rest.column]
-    others[:, [rest.others.index(active[i]) for i in positions]] = design[:, positions]
-    residual = residual - others @ rest.strengths.to(residual)
-    beside = torch.cat([others @ rest.to_basis.to(residual), residual[:, None]], dim=1)
-    column = design[:, active.index(rest.column)]
+    others = residual.new_zeros(len(residual), len(reduced.others))
+    positions = [i for i, c in enumerate(active) if c != reduced.column]
+    others[:, [reduced.others.index(active[i]) for i in positions]] = design[:, positions]
+    residual = residual - others @ reduced.strengths.to(residual)
+    beside = torch.cat([others @ reduced.to_basis.to(residual), residual[:, None]], dim=1)
+    column = design[:, active.index(reduced.column)]
     if kinks is not None:
         column, beside = column[~kinks], beside[~kinks]
     return column.cpu(), beside.cpu()
@@ -175,7 +181,7 @@ def _add_products(
 def _random_columns(
     values: Tensor, count: int, kind: NullKind, generator: torch.Generator
 ) -> Iterator[tuple[slice, Tensor]]:
-    """Random columns in place of one, a few at a time."""
+    """Random columns (draws, rows) in place of one, a slice of the draws at a time."""
     height = max(1, CHUNK // len(values))
     for start in range(0, count, height):
         part = slice(start, min(start + height, count))
@@ -187,7 +193,9 @@ def _random_columns(
             yield part, values[torch.stack(orders)]
 
 
-def _check_arguments(origin: Origin, shuffles: Any, kind: Any, seed: Any) -> None:
+def _check_arguments(fit: Fit, origin: Origin, shuffles: Any, kind: Any, seed: Any) -> None:
+    if fit.nonnegative:
+        raise InputError("the fit is under λ ≥ 0: pass the free fit, fit.unconstrained.")
     if origin.setting.mode != "endpoint":
         raise InputError(
             f"the fit is of {origin.setting.mode} equations: null_distribution is for endpoint "

@@ -62,8 +62,8 @@ def open_batches(data: Any, *, weights: Tensor | None, batch_size: int) -> Batch
 
 
 def _is_tensor_data(data: Any) -> bool:
-    parts = data.values() if isinstance(data, Mapping) else data if type(data) is tuple else ()
-    return len(parts) > 0 and all(isinstance(part, Tensor) for part in parts)
+    values = data.values() if isinstance(data, Mapping) else data if type(data) is tuple else ()
+    return len(values) > 0 and all(isinstance(value, Tensor) for value in values)
 
 
 def _tensor_batches(data: Any, weights: Tensor | None, batch_size: int) -> Batches:
@@ -85,8 +85,8 @@ def _tensor_batches(data: Any, weights: Tensor | None, batch_size: int) -> Batch
 
     def sample(most: int) -> tuple[Any, Tensor | None]:
         chosen = torch.linspace(0, count - 1, min(most, count)).long()
-        part = map_tensors(data, lambda tensor: tensor[chosen.to(tensor.device)])
-        return part, None if weights is None else weights[chosen.to(weights.device)]
+        examples = map_tensors(data, lambda tensor: tensor[chosen.to(tensor.device)])
+        return examples, None if weights is None else weights[chosen.to(weights.device)]
 
     return Batches(read, -(-count // batch_size), sample=sample)
 
@@ -122,7 +122,7 @@ def _check_loader(loader: DataLoader) -> None:
     """
     if isinstance(loader.dataset, IterableDataset):
         return
-    # With a batch sampler of the user's, its sampler is in use, and the loader's default is not.
+    # A batch sampler has its own sampler; the loader's default sampler is then not used.
     batcher = loader if loader.batch_sampler is None else loader.batch_sampler
     sampler = getattr(batcher, "sampler", loader.sampler)
     with_replacement = isinstance(sampler, RandomSampler | Weighted) and sampler.replacement
@@ -270,7 +270,7 @@ def check_batch_finite(batch: Any, index: int, *, masks: bool) -> None:
 
 
 def count_nonfinite(batch: Any, *, masks: bool) -> int:
-    """How many numbers of a batch are NaN or infinite; `masks` allows -inf."""
+    """The number of NaN and infinite values in a batch; `masks` allows -inf."""
     total = 0
     for tensor in tensors_in(batch):
         # One read of the data: a sum is finite only if every term is.

@@ -13,7 +13,7 @@ from tacit.objective.params import Params, coarsest_dtype
 from tacit.objective.passes import Passes, check_finite_loss
 
 PROBE_EXAMPLES = 256
-"""Examples that the checks look at, where batches can be sliced."""
+"""Number of examples on which data, model and loss are checked, if batches can be sliced."""
 
 Probe = tuple[Any, Tensor | None]
 """A batch of few examples and its weights."""

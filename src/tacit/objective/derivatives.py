@@ -1,4 +1,4 @@
-"""Derivatives of one batch's mean loss, and what second derivatives need of torch."""
+"""Derivatives of one batch's mean loss, and the attention backend that double backward needs."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

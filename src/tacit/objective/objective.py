@@ -33,13 +33,13 @@ from tacit.objective.randomness import takes_noise
 class Objective:
     """L(θ), the mean loss over all examples, and its derivatives, streamed over the data.
 
-    Sums are in float64 whatever the model's dtype, and a smaller last batch counts by its size.
+    Sums are in float64 for every dtype of the model, and a batch is weighted by its size.
     The model is only borrowed: its mode, parameters, buffers and gradients, and the random state,
     are unchanged after every call.
 
     Args:
         model: the trained module; parameters with requires_grad=False are constants.
-        loss: loss(output, target), mean-reduced, as torch's are.
+        loss: loss(output, target), mean-reduced, as torch's losses are by default.
         data: a tuple of tensors (inputs, …, target), a DataLoader, or an iterable of such batches.
         weights: one weight per example, for data in tensors; L is then the weighted mean.
         batch_size: how many rows of data in tensors go through the model at once.
@@ -168,7 +168,8 @@ class Objective:
         """D ℓ_i(θ)[v_j] of every example i and direction j; with a base D²ℓ_i(θ)[v_j, base].
 
         One pass, in the order of the data. A direction is zero at the names that it leaves out.
-        With one sign per example, Σ s_i ∇ℓ_i is returned too, at no extra cost.
+        With one sign s_i per example, Σ s_i w_i ∇ℓ_i is returned too, at no extra cost; the w_i are
+        the weights of the examples, or 1.
         """
         result = per_example.directional_derivatives(
             self._passes, self.point(params), self._probe, directions, draws=draws, base=base,
@@ -181,9 +182,9 @@ class Objective:
     def rounding(self, params: Mapping[str, Tensor] | None = None) -> dict[str, float]:
         """Norm, by tensor, of the change of ∇L when every weight moves by its last digit.
 
-        It is measured on a few examples. A gradient is not known better than this, however many
-        digits it prints, so a target at this level has no signal. The digit is that of the
-        coarsest arithmetic in use, autocast included.
+        It is measured on a few examples. It bounds how precisely ∇L is known, so a target of this
+        norm has no signal. The last digit is that of the least precise dtype in use, autocast
+        included.
         """
         point = self.point(params)
         gradients = [
@@ -217,8 +218,8 @@ class Objective:
     ) -> None:
         """One pass in eval mode: use(model, batch, weights, index) with the parameters swapped in.
 
-        For quantities that are no mean loss (activations, outputs). With probe=True only the few
-        examples that checks look at are visited.
+        For quantities that are not mean losses (activations, outputs). With probe=True only the
+        few examples that the constructor checked are visited.
         """
         passes = self._passes
         with passes.prepared(training=False), torch.enable_grad():
@@ -284,7 +285,7 @@ class Objective:
         self._probe = checks.check_on_probe(self._passes, self.params, data, mean_loss=is_mean_loss)
 
     def _check_pass(self, result: PassResult) -> None:
-        """Refuse data that changed between passes, and losses that are no means across batches."""
+        """Refuse data that changed between passes, and losses that are not means across batches."""
         self._check_count(result.examples)
         streamed = self._passes.batches.sample is None
         if self._count is None and self.loss is not None and streamed:

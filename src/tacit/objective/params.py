@@ -195,9 +195,15 @@ def perturb_last_digit(params: Params) -> Params:
 
 
 def fingerprint(params: Mapping[str, Tensor]) -> tuple[float, ...]:
-    """Sum and sum of squares of every tensor: they change when the weights are trained on."""
-    sums = [float(to_float64(p).sum()) for p in params.values()]
-    return (*sums, *(square_norm(p) for p in params.values()))
+    """Two numbers per tensor that change when its entries change, or are permuted."""
+    numbers: list[float] = []
+    for tensor in params.values():
+        weighted = 0.0
+        for number, part in enumerate(tensor.detach().flatten().split(2**20), 1):
+            ramp = torch.linspace(1, 2, len(part), dtype=torch.float64, device=part.device)
+            weighted += number * float(to_float64(part) @ to_float64(ramp))
+        numbers += [square_norm(tensor), weighted]
+    return tuple(numbers)
 
 
 def shorten(names: Iterable[str], most: int = 6) -> str:

@@ -210,7 +210,7 @@ class Passes:
     def predictions(
         self, points: Sequence[Params], *, has_outputs: bool
     ) -> tuple[list[Tensor], Any]:
-        """Outputs at each point, in eval mode, and the last target; needs `has_outputs`."""
+        """Outputs at each point, in eval mode, and the last target; needs `has_outputs=True`."""
         outputs: list[list[Any]] = [[] for _ in points]
         target = None
         with self.prepared(training=False), torch.no_grad():
@@ -227,7 +227,7 @@ class Passes:
                             "predictions."
                         )
                     outputs_here.append(output)
-        return [torch.cat(parts) for parts in outputs], target
+        return [torch.cat(batch_outputs) for batch_outputs in outputs], target
 
 
 def check_finite_loss(mean: Tensor, index: int) -> None:

@@ -44,7 +44,7 @@ BatchDerivatives = Callable[[Params, Differentiate], tuple[Tensor, Tensor | None
 
 @dataclass
 class _Mode:
-    """How derivatives are taken: by reverse mode, until it has failed once."""
+    """How derivatives are computed: by reverse mode, or by forward mode if its first use fails."""
 
     use_forward: bool = False
     reverse_worked: bool = False
@@ -78,13 +78,16 @@ class _SignedSum:
                 total.add_(gradient.detach().to(total.device), alpha=1 / self._draws)
 
     def add_by_backward(self, examples: ExampleOutputs, leaves: Params) -> Tensor:
-        """Add it by a backward pass without a graph, where reverse mode is not used."""
+        """Add the signed gradient by a plain backward pass, for derivatives in forward mode.
+
+        Returns a tensor without columns, because the caller passes this as a `Differentiate`.
+        """
         cotangents = _scale_rows(self.coefficients(examples), examples.output_gradients)
         self.add(_pull_back(examples, leaves, cotangents, graph=False))
         return torch.zeros(examples.size, 0)
 
     def end_batch(self, count: int) -> None:
-        """Move on to the next batch, after all draws of one."""
+        """Advance past the `count` examples of a batch, after all its draws."""
         self._examples_seen += count
 
 
@@ -132,12 +135,12 @@ def directional_derivatives(
 
                     return passes.call(params, read, draw=d, index=i)
 
-                part, example_weights = (
+                batch_values, example_weights = (
                     _first_order(evaluate, params, directions, mode, signed_sum)
                     if base is None
                     else _second_order(evaluate, params, directions, base)
                 )
-                total = total + part / len(draws)
+                total = total + batch_values / len(draws)
             signed_sum.end_batch(len(total))
             values.append(total)
             weights_by_batch.append(example_weights)
@@ -324,7 +327,7 @@ def _pull_back(
 def _differentiable_pairs(
     gradients: dict[str, Tensor | None], direction: Params
 ) -> list[tuple[Tensor, Tensor]]:
-    """Gradients that can be differentiated further, each with its part of the direction."""
+    """Gradients that can be differentiated further, each with its tensor of the direction."""
     return [
         (gradient, direction[n].to(gradient))
         for n, gradient in gradients.items()
@@ -365,9 +368,9 @@ def _scale_rows(factors: Tensor, tensors: Sequence[Tensor]) -> list[Tensor]:
 
 def _join_weights(values: list[Tensor], weights: list[Tensor | None]) -> Tensor | None:
     """Weights of all examples, one where a batch has none; None if no batch has weights."""
-    if all(part is None for part in weights):
+    if all(batch_weights is None for batch_weights in weights):
         return None
-    ones = [torch.ones(len(part), dtype=torch.float64) for part in values]
+    ones = [torch.ones(len(batch_values), dtype=torch.float64) for batch_values in values]
     pairs = zip(ones, weights, strict=True)
     return torch.cat([one if w is None else to_float64(w.detach()).cpu() for one, w in pairs])
 

@@ -14,8 +14,8 @@ from tacit.errors import InputError
 class Noise:
     """The random numbers of one draw on one batch; draws 2j and 2j+1 are mirror images.
 
-    Whatever is odd in the noise cancels exactly within a pair. For small noise that is nearly all
-    of the difference between draws. The numbers depend only on (seed, pair, batch) and on the
+    Effects that are odd in the noise cancel exactly within a pair; for small noise they are nearly
+    all of the difference between draws. The numbers depend only on (seed, pair, batch) and on the
     order of the calls.
 
     Trap: a technique must ask for the same shapes in the same order at every draw, or its pairs

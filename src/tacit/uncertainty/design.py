@@ -1,4 +1,4 @@
-"""The influence of examples on columns of the design that are themselves means over examples."""
+"""The influence of examples on columns of the design that are means over examples."""
 
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -18,7 +18,7 @@ from tacit.uncertainty.linear_fit import LinearFit, check_order, identical_data
 
 
 class DataColumns(NamedTuple):
-    """A regularizer whose gradient is read from data, and its place in the equations."""
+    """A regularizer whose gradient is computed from data, and its columns or known strength."""
 
     regularizer: Regularizer
     known_strength: float | None
@@ -68,16 +68,16 @@ def design_scores(
         if known_strength is None:
             gram_inverse = linear_fit.gram_inverse[free][:, columns]
             from_residual = along_residual @ gram_inverse.T
-            part = from_residual - along_directions @ linear_fit.strengths[columns]
+            change = from_residual - along_directions @ linear_fit.strengths[columns]
         else:
-            part = -known_strength * along_directions[:, :, 0]
-        total = total + part
+            change = -known_strength * along_directions[:, :, 0]
+        total = total + change
     mean = total.mean(0) if weights is None else weights @ total / weights.sum()
     return total - mean, notes
 
 
 def _data_columns(candidates: Candidates, rows: EquationRows) -> Iterator[DataColumns]:
-    """The regularizers that are read from data, estimated ones first."""
+    """The regularizers that depend on data, estimated ones first."""
     start = 0
     for regularizer, family in zip(candidates.estimated, rows.bound.families, strict=True):
         if regularizer.influence is not None:

@@ -141,7 +141,7 @@ class _RebuiltDirections(Sequence[Params]):
 
 
 def balanced_signs(count: int, *, seed: int) -> Tensor:
-    """Random signs ±1, one per example, as many of each; one of them is 0 where n is odd.
+    """Random signs, one per example, equally many +1 and −1; one of them is 0 where n is odd.
 
     E‖Σ s_i g_i‖² is n·tr Cov(g) over such signs, because the mean of the g_i cancels.
     """

@@ -1,4 +1,4 @@
-"""A Krylov space: what products with a symmetric matrix reach from a few starting vectors."""
+"""The Krylov space of a symmetric matrix: the span of a few vectors and their products with it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -61,11 +61,11 @@ class KrylovSpace:
                 coefficient = float(basis_vector @ vector)
                 coefficients[i] += coefficient
                 vector = vector - coefficient * basis_vector
-        rest = vector.norm()
-        if float(rest) <= 100 * self.epsilon * norm:
+        remainder = vector.norm()
+        if float(remainder) <= 100 * self.epsilon * norm:
             return coefficients
-        self.basis.append(vector / rest)
-        return torch.cat([coefficients, rest[None]])
+        self.basis.append(vector / remainder)
+        return torch.cat([coefficients, remainder[None]])
 
 
 def _as_columns(coefficients: list[Tensor], size: int) -> Tensor:

@@ -14,7 +14,7 @@ from tacit.fitting.error_bars import ErrorBars, mark_undetermined
 NOISE_LIMIT = 0.15
 """Fraction of the target's squared norm above which sampling noise is reported as a Problem."""
 COVERAGE_OF_VARYING_DESIGN = "89 to 98 % of the time where a candidate depends on the examples"
-"""In `tacit reproduce coverage`, where such a column is followed to first order."""
+"""How often 95 % intervals covered the truth, measured by `tacit reproduce coverage`."""
 REPLICATES_AT_ONCE = 16
 """Bootstrap replicates whose counts are in memory together."""
 
@@ -67,7 +67,7 @@ class Scores:
         return 1.0 if self.population is None else 1 - self._weighted_count / self.population
 
     def error_bars(self) -> ErrorBars:
-        """Standard errors over which examples were drawn: Cov(λ̂) = (1 − n/N)·Cov(ψ)/n."""
+        """Error bars for the random choice of examples: Cov(λ̂) = (1 − n/N)·Cov(ψ)/n."""
         covariance = covariance_of_mean(self.values, self.weights, self.clusters)
         covariance = mark_undetermined(self.finite_population_factor * covariance, self.inflation)
         covariance[~self.free, :] = covariance[:, ~self.free] = math.nan

@@ -1,4 +1,4 @@
-"""Standard errors over which examples were looked at, from one pass over them."""
+"""Standard errors for the random choice of examples, from one pass over them."""
 
 import math
 from collections.abc import Hashable, Sequence
@@ -48,9 +48,9 @@ def score_examples(
     The columns of `gradient_norm` and `explicit_dropout` are means over examples too; where they
     read the same data, their influence is included, at a few more passes.
 
-    Traps: the columns of a `regularizer` of your own are treated as fixed, because what it reads is
-    unknown. If the model was trained on exactly these examples, nothing was sampled: pass
-    population=len(data).
+    Traps: the columns of a `regularizer` of your own are treated as fixed, because it is not known
+    which data it reads. If the model was trained on exactly these examples, nothing was sampled:
+    pass population=len(data).
 
     Args:
         fit: a fit of endpoint or difference equations at one point. For a difference, the technique
@@ -187,7 +187,7 @@ def _target_variance(
 
 
 def _population_size(population: Any, derivatives: DirectionalDerivatives) -> int | None:
-    """The population as int, from NumPy integers and floats such as 4e4 too; None if infinite."""
+    """The population as an int; None if infinite. NumPy integers and floats (4e4) are accepted."""
     if population is None or population == math.inf:
         return None
     weights = derivatives.weights

@@ -2,7 +2,7 @@
 
 Experimental: the intervals were tested on small problems only, and they are wrong where training
 had not come to rest. Prefer `tacit.average_epochs` or `tacit.stack` where several epochs or runs
-can be had.
+are available.
 """
 
 import math
@@ -33,7 +33,11 @@ from tacit.uncertainty.sampling import covariance_of_mean
 from tacit.validation.penalised import NoHessianError, PenalisedObjective
 
 COVERAGE = "93 to 96 % of the time at rest, but 45 to 100 % where training had not come to rest"
-"""Ridge and tanh networks with independent batches; elastic nets at their last weights."""
+"""How often 95 % intervals covered the truth.
+
+At rest: ridge and tanh networks with independent batches. Otherwise: elastic nets at their last
+weights.
+"""
 TOLERANCE = 0.01
 """The space is large enough where its last direction of each strength changes every variance by
 less than this fraction."""
@@ -165,7 +169,7 @@ def stationary_error_bars(
 def _converged_covariance(
     space: KrylovSpace, steps: SgdSteps, noise: Callable[[int], Tensor]
 ) -> tuple[Tensor, list[str]]:
-    """The covariance in a space that is large enough, and remarks on it.
+    """The covariance of the strengths, from a space that is large enough, and remarks on it.
 
     While the space grows, |H| stands for C, which needs no pass over the data. C itself then
     decides whether the space was large enough; if not, it is doubled.
@@ -187,7 +191,7 @@ def _converged_covariance(
 
 
 def _extend_space(space: KrylovSpace, steps: SgdSteps, least: int, most: int) -> float:
-    """Extend the space until it seems large enough; the highest rate·curvature in it."""
+    """Extend the space until it seems large enough; return the highest rate·curvature in it."""
     highest, enough = 0.0, max(least, 2 * len(space.start_coefficients) + 1)
     while not space.invariant and space.size < most and highest < steps.stability_limit:
         space.extend()
@@ -240,16 +244,16 @@ def _penalised_loss(
     terms = list(zip(candidates.estimated, linear_fit.strengths.split(sizes), strict=True))
     terms += [(r, torch.tensor([float(s)])) for r, s in candidates.known.items()]
 
-    def total(some: Sequence[tuple[Regularizer, Tensor]]) -> PenalisedObjective:
+    def total(selected: Sequence[tuple[Regularizer, Tensor]]) -> PenalisedObjective:
         def value(params: Params) -> Tensor:
             zero = (0 * next(iter(params.values()))).sum()
-            evaluated = [(r.value(params), strengths) for r, strengths in some]
+            evaluated = [(r.value(params), strengths) for r, strengths in selected]
             return zero + sum((values * s.to(values)).sum() for values, s in evaluated)
 
         return PenalisedObjective(objective, value)
 
     def has_hessian(term: tuple[Regularizer, Tensor]) -> bool:
-        if term[0].influence is not None:  # read from data, by functions with one derivative only
+        if term[0].influence is not None:  # penalties on data can be differentiated only once
             return False
         function = total([term])
         try:

@@ -1,4 +1,4 @@
-"""What retraining on L + R can recover: uniqueness and stability of the minimiser at θ̂."""
+"""Whether retraining on L + R must recover θ̂: uniqueness and stability of the minimiser."""
 
 import math
 from collections.abc import Mapping, Sequence

@@ -166,12 +166,14 @@ def _complete(
                 "validate(strengths, objective, regularizers)."
             )
         origin = origin_of(fit, "validate without an objective and regularizers")
-        if params is None and len(origin.points) == 1:
-            params = origin.bind().params
         objective = objective or origin.setting.plain or origin.setting.objective
-        candidates = origin.candidates
-        regularizers = regularizers or (*candidates.estimated, *candidates.known)
+        if regularizers is None:
+            regularizers = (*origin.candidates.estimated, *origin.candidates.known)
     check_objective(objective, what="objective")
+    origin = fit.equations.origin if isinstance(fit, Fit) else None
+    if params is None and origin is not None and origin.point is not None:
+        same_model = origin.setting.objective.model is objective.model
+        params = origin.bind().params if same_model else None
     if isinstance(regularizers, Regularizer):
         regularizers = [regularizers]
     return objective, regularizers, params

@@ -1,15 +1,14 @@
 """The penalty Λ(t) of early stopping, estimated from resamples of one data set."""
 
-from collections.abc import Callable, Collection, Iterator
 from functools import partial
 
-from tacit_paper import Row, run_single_threaded
+from tacit_paper import Work, on_one_thread
 from tacit_paper.bootstrap.checks import check
 from tacit_paper.bootstrap.config import PAPER, QUICK, Config, Kind
 from tacit_paper.bootstrap.estimates import draw_rows, noise_rows, pool_rows, theory_rows
 from tacit_paper.bootstrap.figure import plot
 
-__all__ = ["CAPTION", "PAPER", "QUICK", "TITLE", "Config", "check", "plot", "run", "units"]
+__all__ = ["CAPTION", "PAPER", "QUICK", "TITLE", "Config", "check", "plot", "work"]
 
 TITLE = "Bootstrap recovery of the early-stopped regularizer"
 
@@ -38,31 +37,22 @@ crossover of each (ticks). Over the forty draws of the paper preset the crossove
 """.strip()
 
 
-def units(config: Config) -> list[str]:
-    """Names of the units of work, in order."""
-    return list(_work(config))
-
-
-def run(config: Config, *, finished: Collection[str] = (), device: str = "cpu") -> Iterator[Row]:
-    """Rows of every unit that is not finished.
+def work(config: Config, device: str) -> Work:
+    """The units of work, by name.
 
     `device` is ignored: for matrices of 1000×10 no device is faster than the CPU, where everything
     is computed in float64.
     """
-    work = {unit: partial(make_rows, config) for unit, make_rows in _work(config).items()}
-    return run_single_threaded(work, finished)
-
-
-def _work(config: Config) -> dict[str, Callable[[Config], Iterator[Row]]]:
     kinds: tuple[Kind, ...] = ("pairs", "residual")
     pools = {
         f"{kind} pool {pool}": partial(pool_rows, kind=kind, pool=pool)
         for kind in kinds
         for pool in range(config.pools)
     }
-    return {
+    units = {
         "theory": theory_rows,
         **pools,
         **{f"sigma {sigma:g}": partial(noise_rows, sigma=sigma) for sigma in config.sigmas},
         **{f"draw {draw}": partial(draw_rows, draw=draw) for draw in range(1, config.draws + 1)},
     }
+    return on_one_thread({unit: partial(rows, config) for unit, rows in units.items()})

@@ -1,16 +1,16 @@
 """Coverage: how often nominal 95 % intervals contain the true value."""
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable
 from functools import partial
 
-from tacit_paper import Row, run_units
+from tacit_paper import Work
 from tacit_paper.coverage import cases
 from tacit_paper.coverage.checks import check
 from tacit_paper.coverage.config import PAPER, QUICK, Config
 from tacit_paper.coverage.estimates import replicate_rows
 from tacit_paper.coverage.figure import plot
 
-__all__ = ["CAPTION", "PAPER", "QUICK", "TITLE", "Config", "check", "plot", "run", "units"]
+__all__ = ["CAPTION", "PAPER", "QUICK", "TITLE", "Config", "check", "plot", "work"]
 
 TITLE = "Do the error bars have the promised coverage?"
 
@@ -30,18 +30,8 @@ Not in the paper. Error bars of training have a separate figure.
 """.strip()
 
 
-def units(config: Config) -> list[str]:
-    """Names of the units of work, in order."""
-    return list(_work(config))
-
-
-def run(config: Config, *, finished: Collection[str] = (), device: str = "cpu") -> Iterator[Row]:
-    """Rows of every unit that is not finished."""
-    work = {unit: partial(make_rows, config, device) for unit, make_rows in _work(config).items()}
-    return run_units(work, finished)
-
-
-def _work(config: Config) -> dict[str, Callable[[Config, str], Iterator[Row]]]:
+def work(config: Config, device: str) -> Work:
+    """The units of work, by name."""
     examples, part = config.examples, config.part
     make_cases: dict[str, Callable[[], cases.Case]] = {
         "sampling: regression": partial(cases.regression, examples, part),
@@ -55,6 +45,6 @@ def _work(config: Config) -> dict[str, Callable[[Config, str], Iterator[Row]]]:
         "layers": partial(cases.unequal_layers, config.layers),
     }
     return {
-        unit: partial(replicate_rows, unit=unit, make_case=make_case)
+        unit: partial(replicate_rows, config, device, unit=unit, make_case=make_case)
         for unit, make_case in make_cases.items()
     }

@@ -1,17 +1,16 @@
 """Dropout: its ridge strength, what it adds to the gradient, and which family explains that."""
 
-from collections.abc import Callable, Collection, Iterator
 from functools import partial
 from itertools import product
 
-from tacit_paper import Row, run_units
+from tacit_paper import Work
 from tacit_paper.dropout.checks import check
 from tacit_paper.dropout.config import PAPER, QUICK, Config
 from tacit_paper.dropout.estimates import architecture_rows
 from tacit_paper.dropout.figure import plot
 from tacit_paper.dropout.retraining import retrained_rows
 
-__all__ = ["CAPTION", "PAPER", "QUICK", "TITLE", "Config", "check", "plot", "run", "units"]
+__all__ = ["CAPTION", "PAPER", "QUICK", "TITLE", "Config", "check", "plot", "work"]
 
 TITLE = "Implicit regularization of dropout"
 
@@ -46,22 +45,14 @@ published fit is cut off at 300 epochs, before its stopping rule ends it.
 """.strip()
 
 
-def units(config: Config) -> list[str]:
-    """Names of the units of work, in order: one per architecture, and the retrained networks."""
-    return list(_work(config))
-
-
-def run(config: Config, *, finished: Collection[str] = (), device: str = "cpu") -> Iterator[Row]:
-    """Rows of every unit that is not finished."""
-    work = {unit: partial(make_rows, config, device) for unit, make_rows in _work(config).items()}
-    return run_units(work, finished)
-
-
-def _work(config: Config) -> dict[str, Callable[[Config, str], Iterator[Row]]]:
+def work(config: Config, device: str) -> Work:
+    """One unit per architecture, and the retrained networks."""
     return {
         **{
-            f"{depth} layers of {width}": partial(architecture_rows, depth=depth, width=width)
+            f"{depth} layers of {width}": partial(
+                architecture_rows, config, device, depth=depth, width=width
+            )
             for depth, width in product(config.depths, config.widths)
         },
-        "retrained": retrained_rows,
+        "retrained": partial(retrained_rows, config, device),
     }

@@ -1,9 +1,8 @@
 """Early stopping in least squares: its exact penalty Λ(t), and its estimates from endpoints."""
 
-from collections.abc import Callable, Collection, Iterator
 from functools import partial
 
-from tacit_paper import Row, run_single_threaded
+from tacit_paper import Work, on_one_thread
 from tacit_paper.early_stopping.checks import check
 from tacit_paper.early_stopping.config import PAPER, QUICK, Config
 from tacit_paper.early_stopping.estimates import (
@@ -16,7 +15,7 @@ from tacit_paper.early_stopping.estimates import (
 )
 from tacit_paper.early_stopping.figure import plot
 
-__all__ = ["CAPTION", "PAPER", "QUICK", "TITLE", "Config", "check", "plot", "run", "units"]
+__all__ = ["CAPTION", "PAPER", "QUICK", "TITLE", "Config", "check", "plot", "work"]
 
 TITLE = "Implicit regularization due to early stopping"
 
@@ -47,25 +46,15 @@ Dots show the published Adam fit, and the Rayleigh quotient is drawn beside the 
 """.strip()
 
 
-def units(config: Config) -> list[str]:
-    """Names of the units of work, in order."""
-    return list(_work(config))
-
-
-def run(config: Config, *, finished: Collection[str] = (), device: str = "cpu") -> Iterator[Row]:
-    """Rows of every unit that is not finished.
+def work(config: Config, device: str) -> Work:
+    """The units of work, by name.
 
     `device` is ignored: for matrices of 1000×10 no device is faster than the CPU, where everything
     is computed in float64.
     """
-    work = {unit: partial(make_rows, config) for unit, make_rows in _work(config).items()}
-    return run_single_threaded(work, finished)
-
-
-def _work(config: Config) -> dict[str, Callable[[Config], Iterator[Row]]]:
     starts = range(0, config.datasets, config.datasets_per_unit)
     pools = range(config.pools)
-    return {
+    units = {
         "theory": theory_rows,
         "diagonal": diagonal_rows,
         **{f"datasets from {start}": partial(dataset_rows, start=start) for start in starts},
@@ -73,3 +62,4 @@ def _work(config: Config) -> dict[str, Callable[[Config], Iterator[Row]]]:
         **{f"variable pool {pool}": partial(variable_pool_rows, pool=pool) for pool in pools},
         "trace": scalar_rows,
     }
+    return on_one_thread({unit: partial(rows, config) for unit, rows in units.items()})

@@ -1,16 +1,15 @@
 """Elastic net: explicit penalties of training, estimated from the trained weights."""
 
-from collections.abc import Callable, Collection, Iterator
 from functools import partial
 
-from tacit_paper import Row, run_units
+from tacit_paper import Work
 from tacit_paper.elastic_net.checks import check
 from tacit_paper.elastic_net.config import PAPER, QUICK, Config
 from tacit_paper.elastic_net.estimates import polished_rows, sweep_rows
 from tacit_paper.elastic_net.figure import plot
 from tacit_paper.elastic_net.retraining import retrained_rows
 
-__all__ = ["CAPTION", "PAPER", "QUICK", "TITLE", "Config", "check", "plot", "run", "units"]
+__all__ = ["CAPTION", "PAPER", "QUICK", "TITLE", "Config", "check", "plot", "work"]
 
 TITLE = "Recovering explicit regularization"
 
@@ -40,22 +39,15 @@ same batches, with the true, the estimated and no penalty.
 """.strip()
 
 
-def units(config: Config) -> list[str]:
-    """Names of the units of work, in order."""
-    return list(_work(config))
-
-
-def run(config: Config, *, finished: Collection[str] = (), device: str = "cpu") -> Iterator[Row]:
-    """Rows of every unit that is not finished."""
-    work = {unit: partial(make_rows, config, device) for unit, make_rows in _work(config).items()}
-    return run_units(work, finished)
-
-
-def _work(config: Config) -> dict[str, Callable[[Config, str], Iterator[Row]]]:
+def work(config: Config, device: str) -> Work:
+    """The units of work, by name."""
     step = config.polished_per_unit
     groups = [range(s, min(s + step, config.seeds)) for s in range(0, config.seeds, step)]
     return {
-        **{name: partial(sweep_rows, optimizer=name) for name in config.optimizers},
-        **{f"polished {g[0]} to {g[-1]}": partial(polished_rows, seeds=g) for g in groups},
-        "retrained": retrained_rows,
+        **{name: partial(sweep_rows, config, device, optimizer=name) for name in config.optimizers},
+        **{
+            f"polished {g[0]} to {g[-1]}": partial(polished_rows, config, device, seeds=g)
+            for g in groups
+        },
+        "retrained": partial(retrained_rows, config, device),
     }

@@ -1,15 +1,14 @@
 """Long horizon: how far gradient descent moves away from two flows over many steps."""
 
-from collections.abc import Callable, Collection, Iterator
 from functools import partial
 
-from tacit_paper import Row, run_single_threaded
+from tacit_paper import Work, on_one_thread
 from tacit_paper.long_horizon.checks import check
 from tacit_paper.long_horizon.config import PAPER, QUICK, Config
 from tacit_paper.long_horizon.distances import least_squares_rows, network_rows
 from tacit_paper.long_horizon.figure import plot
 
-__all__ = ["CAPTION", "PAPER", "QUICK", "TITLE", "Config", "check", "plot", "run", "units"]
+__all__ = ["CAPTION", "PAPER", "QUICK", "TITLE", "Config", "check", "plot", "work"]
 
 TITLE = "Implicit gradient regularization over many steps"
 
@@ -30,21 +29,13 @@ quick preset uses scikit-learn's digits.
 """.strip()
 
 
-def units(config: Config) -> list[str]:
-    """Names of the units of work, in order: one per case."""
-    return list(_work(config, "cpu"))
-
-
-def run(config: Config, *, finished: Collection[str] = (), device: str = "cpu") -> Iterator[Row]:
-    """Both distances at every step, for every case that is not finished."""
-    return run_single_threaded(_work(config, device), finished)
-
-
-def _work(config: Config, device: str) -> dict[str, Callable[[], Iterator[Row]]]:
-    return {
+def work(config: Config, device: str) -> Work:
+    """One unit per case."""
+    units: Work = {
         **{
             f"least squares, η = {eta:g}": partial(least_squares_rows, config, eta)
             for eta in config.etas
         },
         **{name: partial(network_rows, config, name, device) for name in config.activations},
     }
+    return on_one_thread(units)

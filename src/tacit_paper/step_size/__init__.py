@@ -1,16 +1,15 @@
 """Step size: gradient descent's implicit penalty on ‖∇L‖², estimated from its steps."""
 
-from collections.abc import Callable, Collection, Iterator
 from functools import cache, partial
 
-from tacit_paper import Row, run_single_threaded
+from tacit_paper import Work, on_one_thread
 from tacit_paper.step_size.checks import check
 from tacit_paper.step_size.config import PAPER, QUICK, Config
 from tacit_paper.step_size.estimates import least_squares_rows, width_rows
 from tacit_paper.step_size.figure import plot
 from tacit_paper.step_size.networks import load_data
 
-__all__ = ["CAPTION", "PAPER", "QUICK", "TITLE", "Config", "check", "plot", "run", "units"]
+__all__ = ["CAPTION", "PAPER", "QUICK", "TITLE", "Config", "check", "plot", "work"]
 
 TITLE = "Implicit gradient regularization: the step size as a penalty"
 
@@ -37,21 +36,13 @@ contain them with the reason. The quick preset uses scikit-learn's digits and sm
 """.strip()
 
 
-def units(config: Config) -> list[str]:
-    """Names of the units of work, in order: least squares, and one per width."""
-    return list(_work(config, "cpu"))
-
-
-def run(config: Config, *, finished: Collection[str] = (), device: str = "cpu") -> Iterator[Row]:
-    """Rows of every unit that is not finished: one per network, whether it was trained or not.
+def work(config: Config, device: str) -> Work:
+    """One unit for least squares, and one per width.
 
     Units run on one thread where the device is the CPU, which is fastest for the small networks of
     `QUICK`. The networks of `PAPER` need a GPU.
     """
-    return run_single_threaded(_work(config, device), finished)
 
-
-def _work(config: Config, device: str) -> dict[str, Callable[[], Iterator[Row]]]:
     @cache  # the data is read once, and only if a unit needs it
     def split():
         return load_data(
@@ -59,9 +50,7 @@ def _work(config: Config, device: str) -> dict[str, Callable[[], Iterator[Row]]]
             train=config.train, validation=config.validation, test=config.test, device=device,
         )  # fmt: skip
 
-    work: dict[str, Callable[[], Iterator[Row]]] = {
-        "least squares": partial(least_squares_rows, config)
-    }
+    units: Work = {"least squares": partial(least_squares_rows, config)}
     for width in config.widths:
-        work[f"width {width}"] = lambda width=width: width_rows(config, split(), width)
-    return work
+        units[f"width {width}"] = lambda width=width: width_rows(config, split(), width)
+    return on_one_thread(units)

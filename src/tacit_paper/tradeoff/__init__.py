@@ -1,10 +1,10 @@
 """The idea in one dimension: at a ridge optimum the two gradients are equal and opposite."""
 
 from tacit_paper.tradeoff.checks import check
-from tacit_paper.tradeoff.estimates import PAPER, QUICK, Config, run, units
+from tacit_paper.tradeoff.estimates import PAPER, QUICK, Config, work
 from tacit_paper.tradeoff.figure import plot
 
-__all__ = ["CAPTION", "PAPER", "QUICK", "TITLE", "Config", "check", "plot", "run", "units"]
+__all__ = ["CAPTION", "PAPER", "QUICK", "TITLE", "Config", "check", "plot", "work"]
 
 TITLE = "Deviations from loss minima contain information about regularization"
 

@@ -1,6 +1,6 @@
 """Settings and rows of the trade-off figure: curves over θ, and the estimated strength."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import tacit
-from tacit_paper import Row, run_units
+from tacit_paper import Row, Work
 
 
 @dataclass(frozen=True)
@@ -27,12 +27,7 @@ PAPER = Config()
 QUICK = Config(grid=81)
 
 
-def units(config: Config) -> list[str]:
-    """One unit for the curves and one for the estimate."""
-    return ["curves", "estimate"]
-
-
-def run(config: Config, *, finished: Collection[str] = (), device: str = "cpu") -> Iterator[Row]:
+def work(config: Config, device: str) -> Work:
     """Loss and penalty over θ, and the strength estimated from the gradient at the ridge optimum.
 
     The minimum of the loss is Σxy/Σx². The ridge optimum, where the derivative of
@@ -46,11 +41,10 @@ def run(config: Config, *, finished: Collection[str] = (), device: str = "cpu") 
     objective = tacit.Objective(model, F.mse_loss, data)
     minimum = float((x * data[1].cpu()).sum() / x.square().sum())
     ridge = float((x * data[1].cpu()).mean() / (x.square().mean() + config.strength))
-    work = {
+    return {
         "curves": lambda: _curve_rows(config, objective, minimum),
         "estimate": lambda: [_estimate_row(config, objective, minimum, ridge)],
     }
-    return run_units(work, finished)
 
 
 def _curve_rows(config: Config, objective: tacit.Objective, minimum: float) -> Iterator[Row]:

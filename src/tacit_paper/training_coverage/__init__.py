@@ -1,15 +1,14 @@
 """Training coverage: how often intervals from one run of SGD contain the penalty it applied."""
 
-from collections.abc import Callable, Collection, Iterator
 from functools import partial
 
-from tacit_paper import Row, run_units
+from tacit_paper import Work
 from tacit_paper.coverage.checks import check
 from tacit_paper.coverage.figure import plot
 from tacit_paper.training_coverage.config import PAPER, QUICK, Config
 from tacit_paper.training_coverage.estimates import network_rows
 
-__all__ = ["CAPTION", "PAPER", "QUICK", "TITLE", "Config", "check", "plot", "run", "units"]
+__all__ = ["CAPTION", "PAPER", "QUICK", "TITLE", "Config", "check", "plot", "work"]
 
 TITLE = "Do the error bars of training have the promised coverage?"
 
@@ -28,22 +27,12 @@ on other seeds.
 """.strip()
 
 
-def units(config: Config) -> list[str]:
-    """Names of the units of work, in order."""
-    return list(_work(config))
-
-
-def run(config: Config, *, finished: Collection[str] = (), device: str = "cpu") -> Iterator[Row]:
-    """Rows of every unit that is not finished."""
-    work = {unit: partial(make_rows, config, device) for unit, make_rows in _work(config).items()}
-    return run_units(work, finished)
-
-
-def _work(config: Config) -> dict[str, Callable[[Config, str], Iterator[Row]]]:
+def work(config: Config, device: str) -> Work:
+    """The units of work, by name."""
     step, stop = config.networks_per_unit, config.first + config.networks
     return {
         f"data sets from {start}": partial(
-            network_rows, seeds=range(start, min(start + step, stop))
+            network_rows, config, device, seeds=range(start, min(start + step, stop))
         )
         for start in range(config.first, stop, step)
     }

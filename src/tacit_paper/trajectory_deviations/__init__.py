@@ -1,10 +1,10 @@
 """Minibatch steps of a two-weight network, compared with the steps of the full gradient."""
 
 from tacit_paper.trajectory_deviations.checks import check
-from tacit_paper.trajectory_deviations.estimates import PAPER, QUICK, Config, run, units
+from tacit_paper.trajectory_deviations.estimates import PAPER, QUICK, Config, work
 from tacit_paper.trajectory_deviations.figure import plot
 
-__all__ = ["CAPTION", "PAPER", "QUICK", "TITLE", "Config", "check", "plot", "run", "units"]
+__all__ = ["CAPTION", "PAPER", "QUICK", "TITLE", "Config", "check", "plot", "work"]
 
 TITLE = "Gradient deviations along the trajectory"
 

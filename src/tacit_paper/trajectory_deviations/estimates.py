@@ -1,6 +1,6 @@
 """Settings and rows of the trajectory figure: loss surface, gradient flow, and recorded steps."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import tacit
-from tacit_paper import Row, run_units
+from tacit_paper import Row, Work
 from tacit_paper.problem_kinds import join_kinds
 
 Data = tuple[Tensor, Tensor]
@@ -46,23 +46,17 @@ class Network(nn.Module):
         return torch.tanh(self.w * x + self.b)
 
 
-def units(config: Config) -> list[str]:
+def work(config: Config, device: str) -> Work:
     """The loss surface ("ground"), the flow, minibatch steps, and full-batch steps as control."""
-    return ["ground", "flow", "minibatch", "full batch"]
-
-
-def run(config: Config, *, finished: Collection[str] = (), device: str = "cpu") -> Iterator[Row]:
-    """The loss on a grid, both paths, and the deviation at every step."""
     x = torch.linspace(-2.5, 2.5, config.points, dtype=torch.float64)
     y = 0.75 * torch.tanh(1.4 * x - 0.35) + 0.12 * torch.sin(2.7 * x)
     data = (x.to(device), y.to(device))
-    work = {
+    return {
         "ground": lambda: _surface_rows(config, data),
         "flow": lambda: _flow_rows(config, data),
         "minibatch": lambda: _step_rows(config, data, config.batch),
         "full batch": lambda: _step_rows(config, data, config.points),
     }
-    return run_units(work, finished)
 
 
 def _surface_rows(config: Config, data: Data) -> Iterator[Row]:
