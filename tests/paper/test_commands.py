@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 import tacit
 from tacit.cli import build_app
 from tacit_paper import EXPERIMENTS, commands, find_experiment, store
+from tacit_paper.commands import add_commands
 
 # A shell may start this test with SIGINT ignored, which child processes inherit.
 TACIT_WITH_SIGINT = (
@@ -24,7 +25,7 @@ TACIT_WITH_SIGINT = (
 
 
 def invoke(*arguments):
-    return CliRunner().invoke(build_app(), [str(argument) for argument in arguments])
+    return CliRunner().invoke(build_app([add_commands]), [str(argument) for argument in arguments])
 
 
 def reproduce(name, out, *options):

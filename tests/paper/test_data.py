@@ -20,6 +20,7 @@ from typer.testing import CliRunner
 import tacit
 from tacit.cli import build_app
 from tacit_paper import commands, data
+from tacit_paper.commands import add_commands
 
 
 @pytest.fixture(autouse=True)
@@ -164,7 +165,9 @@ def test_without_scikit_learn_the_error_says_what_to_install(monkeypatch):
 
 
 def reproduce(*arguments):
-    return CliRunner().invoke(build_app(), ["reproduce", "tradeoff", *map(str, arguments)])
+    return CliRunner().invoke(
+        build_app([add_commands]), ["reproduce", "tradeoff", *map(str, arguments)]
+    )
 
 
 def test_the_command_line_passes_its_folder_on(monkeypatch, folder, tmp_path):

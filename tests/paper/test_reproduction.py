@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 
 from tacit.cli import build_app
 from tacit_paper import EXPERIMENTS
+from tacit_paper.commands import add_commands
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 needs_browser = pytest.mark.skipif(
@@ -47,7 +48,7 @@ def reproduced(tmp_path_factory):
     """A folder whose `results` hold all experiments at their quick preset."""
     folder = tmp_path_factory.mktemp("reproduced")
     command = ["reproduce", "--out", str(folder / "results"), "--device", "cpu"]
-    run = CliRunner().invoke(build_app(), command)
+    run = CliRunner().invoke(build_app([add_commands]), command)
     assert run.exit_code == 0, run.output
     assert "  no " not in run.output, run.output  # every key number holds
     return folder
