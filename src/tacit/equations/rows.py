@@ -5,7 +5,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,14 +29,6 @@ class BoundCandidates:
     columns: Columns
     known: list[tuple[float, Columns]]
     known_strengths: dict[str, float]
-
-    def describe(self) -> dict[str, Any]:
-        """Facts about the rows and the known penalties, for the header of a summary."""
-        return {
-            "parameters": sum(self.params[name].numel() for name in self.rows),
-            "tensors": len(self.rows),
-            "known": self.known_strengths,
-        }
 
 
 @dataclass(frozen=True, eq=False)

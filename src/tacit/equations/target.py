@@ -165,8 +165,10 @@ def write_equations(
                     gradient_norm=point.gradient_norm,
                     unsettled=dict(point.unsettled),
                     epoch=epochs,
+                    parameters=sum(point.params[name].numel() for name in bound.rows),
+                    tensors=len(bound.rows),
+                    known=bound.known_strengths,
                     **setting.objective.describe(point.params),
-                    **bound.describe(),
                 )
             )
     if bound is None or point is None:

@@ -282,7 +282,9 @@ class Objective:
             seed=self.seed,
             paired=self.paired,
         )
-        self._probe = checks.check_on_probe(self._passes, self.params, data, mean_loss=is_mean_loss)
+        self._probe = checks.check_on_probe(
+            self._passes, self.point(), data, mean_loss=is_mean_loss
+        )
 
     def _check_pass(self, result: PassResult) -> None:
         """Refuse data that changed between passes, and losses that are not means across batches."""
