@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 import torch
 
-from tacit.fitting.disagreement import EPOCH_COVERAGE
+from tacit.fitting.error_bars import EPOCH_COVERAGE
 from tacit_paper import coverage, plots, run, training_coverage
 from tacit_paper.coverage import cases
 from tacit_paper.coverage.checks import (

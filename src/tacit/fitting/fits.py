@@ -11,8 +11,7 @@ from torch import Tensor
 
 from tacit.equations.equations import Equations, Source
 from tacit.errors import InputError, Problem
-from tacit.fitting.disagreement import error_bars_from
-from tacit.fitting.error_bars import KINDS, ErrorBars
+from tacit.fitting.error_bars import KINDS, ErrorBars, error_bars_from
 from tacit.fitting.problems import Evidence, diagnose
 from tacit.fitting.shares import unique_shares
 from tacit.fitting.solving import System, between_groups
