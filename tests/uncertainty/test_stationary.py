@@ -67,6 +67,7 @@ def dense_covariance(model, data, penalties, design, *, rate, batch_size, moment
     return from_displacement @ displacement @ from_displacement.T
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("momentum", [0.0, 0.8])
 @pytest.mark.parametrize(("weighted", "rows"), [(False, None), (True, None), (False, "*.weight")])
 def test_covariance_is_that_of_the_dense_lyapunov_equation(monkeypatch, momentum, weighted, rows):
