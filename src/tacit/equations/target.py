@@ -133,6 +133,8 @@ class Target:
                 "known penalties are the same with and without the technique, so that they are not "
                 "part of a difference: leave known= out."
             )
+        for point in self.points:
+            point.check_unchanged()
         return write_equations(self.setting, self.points, candidates, rows, epochs=self.epochs)
 
 
@@ -151,7 +153,6 @@ def write_equations(
     bound: BoundCandidates | None = None
     point: TargetPoint | None = None
     for number, point in enumerate(points):
-        point.check_unchanged()
         bound = candidates.bind(point.params, rows, averaged=point.averaged)
         label = {"source": number} if epochs else {"step": number}
         written = write_blocks(bound, point.vectors, floors=point.floors)

@@ -231,7 +231,10 @@ def test_randomness_outside_dropout_layers_is_refused():
 
 def test_shapes_without_one_row_per_example_are_refused():
     pair = Wrapped(lambda self, x: (self.inner(x), x))
-    loss_of_pair = lambda z, y: F.cross_entropy(z[0], y)  # noqa: E731
+
+    def loss_of_pair(z, y):
+        return F.cross_entropy(z[0], y)
+
     assert_refused(pair, r"tuple.* one tensor with one row per example", loss=loss_of_pair)
 
     def transposed(self, x):

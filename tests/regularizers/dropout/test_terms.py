@@ -15,7 +15,10 @@ from tacit.regularizers.dropout.terms import random_signs
 @pytest.mark.parametrize("samples", [None, 2])
 def test_a_loss_that_is_linear_in_the_outputs_has_no_penalty(samples):
     model = dropout_mlp(0)
-    linear = lambda z, y: z.gather(1, y[:, None]).mean()  # noqa: E731
+
+    def linear(z, y):
+        return z.gather(1, y[:, None]).mean()
+
     penalty = explicit_dropout(tacit.Objective(model, linear, class_data()), samples=samples)
     assert float(penalty.value(params_of(model))) == 0
     assert not flat_gradient(penalty, params_of(model)).any()
