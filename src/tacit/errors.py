@@ -1,6 +1,11 @@
-"""InputError for a wrong call, Problem for weak evidence."""
+"""InputError for a wrong call, with the checks of single arguments; Problem for weak evidence."""
 
+import math
+from collections.abc import Iterable
 from dataclasses import dataclass
+from numbers import Real
+from types import UnionType
+from typing import Any
 
 
 class InputError(ValueError):
@@ -23,3 +28,37 @@ class Problem:
 
     def __str__(self) -> str:
         return f"{self.kind}: {self.message} {self.remedy}"
+
+
+def check_type(name: str, value: Any, kind: type | UnionType, needed: str) -> None:
+    """Check what an argument is; `needed` says what to pass instead."""
+    if not isinstance(value, kind):
+        raise InputError(f"{name} is a {type(value).__name__}: pass {needed}.")
+
+
+def check_whole(name: str, value: Any, least: int = 1) -> None:
+    """Check that an argument is a whole number, and not below the least."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise InputError(f"{name} is {value!r}: pass a whole number, at least {least}.")
+
+
+def check_number(
+    name: str,
+    value: Any,
+    least: float = -math.inf,
+    above: float = -math.inf,
+    below: float = math.inf,
+) -> None:
+    """Check that an argument is a finite number within these bounds."""
+    number = float(value) if isinstance(value, Real) and not isinstance(value, bool) else math.nan
+    if not (math.isfinite(number) and number >= least and above < number < below):
+        bounds = {"at least": least, "above": above, "below": below}.items()
+        stated = "".join(f", {word} {bound:g}" for word, bound in bounds if math.isfinite(bound))
+        raise InputError(f"{name} is {value!r}: pass a finite number{stated}.")
+
+
+def check_choice(name: str, value: Any, choices: Iterable[str]) -> None:
+    """Check that an argument is one of the choices."""
+    choices = tuple(choices)
+    if value not in choices:
+        raise InputError(f"{name} is {value!r}: pass one of {', '.join(map(repr, choices))}.")
