@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from enum import StrEnum
 from numbers import Real
 from types import UnionType
 from typing import Any
@@ -12,13 +13,25 @@ class InputError(ValueError):
     """A call that cannot be answered: says what was given, what is needed, and what to do."""
 
 
+class ProblemKind(StrEnum):
+    """The kinds of problems of a fit, the gravest first."""
+
+    NO_SIGNAL = "no signal"
+    NOISY = "noisy"
+    UNEXPLAINED = "unexplained"
+    UNIDENTIFIED = "unidentified"
+    UNSETTLED = "unsettled"
+    WEAK = "weak"
+    NEGATIVE = "negative"
+    DRIFTING = "drifting"
+    KINKS = "kinks"
+
+
 @dataclass(frozen=True)
 class Problem:
-    """A reason not to trust a fit, in words a reader can act on.
+    """A reason not to trust a result, in words a reader can act on.
 
-    The kind of a fit's problem is one of: no signal, noisy, unexplained, underdetermined,
-    collapsed, collinear, vanishing, unsettled, chance, faint, negative, indefinite, drifting,
-    zeros. `names` are the strengths that it concerns.
+    The kind of a fit's problem is a `ProblemKind`. `names` are the strengths that it concerns.
     """
 
     kind: str

@@ -113,7 +113,7 @@ def test_a_random_direction_is_reported_as_chance_in_99_of_100_trials(beside):
         others = [system.names.index(name) for name in beside]
         for name in names:
             fit = tacit.fit(system.select_columns([*others, system.names.index(name)]))
-            alarms += "chance" not in problem_kinds(fit, name) and "no signal" not in problem_kinds(
+            alarms += "weak" not in problem_kinds(fit, name) and "no signal" not in problem_kinds(
                 fit
             )
             trials += 1
@@ -129,7 +129,7 @@ def test_a_random_direction_in_a_scope_is_reported_as_chance_too(scope):
         system = tacit.endpoint_equations(partly_trained(seed), [tacit.l2(), *families])
         for index in range(1, 51):
             fit = tacit.fit(system.select_columns([0, index]))
-            alarms += "chance" not in problem_kinds(fit, system.names[index])
+            alarms += "weak" not in problem_kinds(fit, system.names[index])
     assert alarms <= 7  # of 200
 
 
@@ -145,4 +145,4 @@ def test_penalties_that_were_applied_are_not_reported_as_chance():
             parameter += 1e-3 * torch.randn_like(parameter)
     near_optimum = tacit.estimate(model, F.mse_loss, data, [tacit.l2()])
     assert near_optimum.residual_ratio > 1e-2
-    assert "chance" not in problem_kinds(near_optimum)
+    assert "weak" not in problem_kinds(near_optimum)

@@ -38,7 +38,7 @@ def test_rank_deficient_fits_equal_the_dense_solution_of_least_norm(seed, rank_l
     scale = float(expected.abs().max())
     torch.testing.assert_close(strengths_of(fit), expected, rtol=1e-8, atol=1e-8 * scale)
     assert fit.rank == design.shape[1] - min(rank_loss, design.shape[1] - 1)
-    assert "collinear" in {problem.kind for problem in fit.problems}
+    assert "unidentified" in {problem.kind for problem in fit.problems}
 
 
 @quick
@@ -60,7 +60,7 @@ def test_fewer_equations_than_strengths_are_underdetermined():
     model = nn.Linear(4, 1, bias=False).double()
     objective = tacit.Objective(model, F.mse_loss, (X, y))
     fit = tacit.fit(tacit.endpoint_equations(objective, [tacit.regularizers.symmetric()]))
-    assert "underdetermined" in {problem.kind for problem in fit.problems}
+    assert "unidentified" in {problem.kind for problem in fit.problems}
     assert (fit.rank, len(fit.strengths)) == (4, 10)
     # Least norm in the scaled basis is least Frobenius norm: Λθ = v has the symmetric solution
     # (vθᵀ + θvᵀ)/θᵀθ − θθᵀ(vᵀθ)/(θᵀθ)², and v = −∇L/2.
@@ -103,7 +103,7 @@ def test_stacked_endpoints_recover_a_symmetric_matrix():
     assert not fit.problems
     short_fit = tacit.fit(tacit.stack(parts[:3]))  # rank mp − m(m−1)/2 = 9 of 10
     assert short_fit.rank == 9
-    assert "collinear" in {problem.kind for problem in short_fit.problems}
+    assert "unidentified" in {problem.kind for problem in short_fit.problems}
 
 
 def test_groups_of_draws_give_an_explained_fraction_without_their_noise():

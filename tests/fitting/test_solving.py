@@ -3,7 +3,7 @@
 import pytest
 import torch
 from hypothesis import given
-from support.systems import SEEDS, equations, quick, random_system
+from support.systems import SEEDS, draw, equations, quick, random_system
 
 import tacit
 from tacit.fitting.solving import System
@@ -45,3 +45,9 @@ def test_exactly_dependent_columns_cancel_and_have_infinite_condition():
     assert torch.nonzero(combination.abs() > 1e-9)[:, 0].tolist() == [0, design.shape[1]]
     assert system.condition == float("inf")
     assert system.rank == design.shape[1]
+
+
+def test_a_nonnegative_fit_of_columns_that_are_all_zero_is_zero():
+    """scipy's nnls, called without a column, ends the process."""
+    system = System(torch.zeros(10, 2, dtype=torch.float64))
+    assert system.solve_nonnegative(draw(0, 10, 3)).tolist() == [[0.0] * 3] * 2

@@ -135,7 +135,7 @@ def test_problems_of_one_kind_share_their_remedy():
     model = torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(8))).double()
     X = torch.randn(30, 4, generator=torch.Generator().manual_seed(0)).double()
     fit = tacit.estimate(model, F.mse_loss, (X, X.flip(1)), tacit.layerwise(tacit.l2()))
-    problems = [problem for problem in fit.problems if problem.kind == "chance"]
+    problems = [problem for problem in fit.problems if problem.kind == "weak"]
     assert len(problems) > 3
     text = " ".join(fit.summary().split())
     assert text.count(" ".join(problems[0].remedy.split())) == 1

@@ -38,15 +38,22 @@ def chance(fit: "Fit | Equations") -> dict[str, float]:
     if nonnegative:
         strengths = System(design).solve_nonnegative(target[:, None])[:, 0]
         free = torch.nonzero(strengths > 0)[:, 0].tolist()
-    part = equations.select_columns(free)
-    by_column = chances(part, System(design[:, free]), target, range(len(free)))
-    return dict.fromkeys(equations.names, 1.0) | {part.names[i]: p for i, p in by_column.items()}
+    by_column = chances_among(free, equations, design, target)
+    return {name: by_column.get(i, 1.0) for i, name in enumerate(equations.names)}
+
+
+def chances_among(
+    columns: list[int], equations: Equations, design: Tensor, target: Tensor
+) -> dict[int, float]:
+    """`chances` of these columns beside one another, as if there were no others."""
+    part, system = equations.select_columns(columns), System(design[:, columns])
+    return {columns[i]: p for i, p in chances(part, system, target, range(len(columns))).items()}
 
 
 def chances(
     equations: Equations, system: System, target: Tensor, columns: Iterable[int]
 ) -> dict[int, float]:
-    """The values of `chance` for some columns of a system, by index.
+    """The probabilities of `chance` for some columns of a system, by index.
 
     Let e be the part of the target that the other columns do not explain, and M the projection that
     removes the other columns. A direction φ adds (φᵀe)²/φᵀMφ to what is explained. For φ uniform in
@@ -66,7 +73,7 @@ def chances(
         for indices in set(blocks_of.values())
     }
     return {
-        c: _chance(rows[indices], basis.T @ system.unique_directions[:, c])
+        c: _probability(rows[indices], basis.T @ system.unique_directions[:, c])
         for c, indices in blocks_of.items()
     }
 
@@ -98,7 +105,7 @@ def _rows_of(
     return _Rows(basis, target_in_basis, residual, max(0, part.rows - len(factor)))
 
 
-def _chance(rows: _Rows, unique: Tensor) -> float:
+def _probability(rows: _Rows, unique: Tensor) -> float:
     """P((φᵀe)² ≥ added² · φᵀMφ) for one column, given its unique direction in the basis.
 
     That is P(φᵀ(eeᵀ − added²·M)φ ≥ 0) for a Gaussian φ: eeᵀ − added²·M has one positive eigenvalue.

@@ -288,10 +288,9 @@ def _factors_by_label(equations: Equations, labels: Sequence[str | int]) -> Tens
 def _factors_without_one(parts: Tensor) -> Tensor:
     """For each cluster the factor of all others, from running factors of both ends: O(clusters)."""
     width = parts.shape[2]
-    before = running_factors(list(parts))
-    after = running_factors(list(parts.flip(0)))[::-1]
+    before, after = (running_factors(list(ordered)) for ordered in (parts, parts.flip(0)))
     both = torch.zeros(len(parts), 2 * width, width, dtype=torch.float64)
-    for index, (above, below) in enumerate(zip(before, after, strict=True)):
+    for index, (above, below) in enumerate(zip(before, reversed(after), strict=True)):
         both[index, : len(above)] = above
         both[index, width : width + len(below)] = below
     return torch.linalg.qr(both, mode="r").R

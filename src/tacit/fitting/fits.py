@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from tacit.equations.equations import Equations, Source
-from tacit.errors import InputError, Problem
+from tacit.errors import InputError, Problem, ProblemKind
 from tacit.fitting.error_bars import KINDS, ErrorBars, error_bars_from
-from tacit.fitting.problems import Evidence, diagnose
+from tacit.fitting.evidence import gather_evidence
+from tacit.fitting.problems import diagnose
 from tacit.fitting.shares import unique_shares
 from tacit.fitting.solving import System, between_groups
 from tacit.fitting.summary import jsonable, write_summary
@@ -87,8 +88,10 @@ class Fit:
         others = tuple(added for added in self.added_error_bars if added.kind != bars.kind)
         # New error bars of sampling replace the earlier statement about sampling noise.
         replaced = bars.kind == "sampling" and len(others) < len(self.added_error_bars)
-        remaining = [p for p in self.problems if not (replaced and p.kind == "noisy")]
-        return replace(self, added_error_bars=(*others, bars), problems=(*remaining, *problems))
+        remaining = [p for p in self.problems if not (replaced and p.kind == ProblemKind.NOISY)]
+        gravity = list(ProblemKind).index
+        ordered = tuple(sorted((*remaining, *problems), key=lambda p: gravity(ProblemKind(p.kind))))
+        return replace(self, added_error_bars=(*others, bars), problems=ordered)
 
     @cached_property
     def layers(self) -> dict[str, "Fit"]:
@@ -146,14 +149,9 @@ def fit(equations: Equations, *, nonnegative: bool = False) -> Fit:
     unconstrained = fit(equations) if nonnegative else None
     shares = _shares(system.design, solve(targets), targets)
     fitted = system.design @ strengths
-    evidence = Evidence(
-        equations=equations,
-        system=system,
-        strengths=strengths,
-        targets=targets,
-        explained=float(shares.sum()),
-        residual_ratio=_ratio(float((target - fitted).norm()), float(target.norm())),
-        unconstrained=None if unconstrained is None else system.solve(target[:, None])[:, 0],
+    explained, residual_ratio = float(shares.sum()), _ratio((target - fitted).norm(), target.norm())
+    evidence = gather_evidence(
+        equations, system, targets, strengths, explained, residual_ratio, nonnegative=nonnegative
     )
 
     def by_name(values: Tensor) -> dict[str, float]:
@@ -161,10 +159,10 @@ def fit(equations: Equations, *, nonnegative: bool = False) -> Fit:
 
     return Fit(
         strengths=by_name(strengths),
-        explained=evidence.explained,
+        explained=explained,
         shares=by_name(shares),
-        cosine=_ratio(float(fitted @ target), float(fitted.norm() * target.norm())),
-        residual_ratio=evidence.residual_ratio,
+        cosine=_ratio(fitted @ target, fitted.norm() * target.norm()),
+        residual_ratio=residual_ratio,
         condition=system.condition,
         inflation=by_name(system.inflation),
         gradient_norm=_root_mean_square([s.gradient_norm for s in equations.sources]),
@@ -214,8 +212,8 @@ def _shares(design: Tensor, strengths: Tensor, targets: Tensor) -> Tensor:
     return parts / whole if whole > 0 else torch.zeros_like(parts)
 
 
-def _ratio(part: float, whole: float) -> float:
-    return part / whole if whole else 0.0
+def _ratio(part: Tensor, whole: Tensor) -> float:
+    return float(part) / float(whole) if whole else 0.0
 
 
 def _root_mean_square(values: list[float]) -> float:

@@ -131,7 +131,7 @@ class System:
 
         full = targets.new_zeros(len(self.norms), targets.shape[1])
         unit = self.unit.numpy()
-        for column in range(targets.shape[1]):
+        for column in range(targets.shape[1]) if len(self.nonzero) else ():  # nnls needs a column
             scaled, _ = nnls(unit, targets[:, column].numpy())
             full[self.nonzero, column] = (
                 torch.from_numpy(np.asarray(scaled)) / self.norms[self.nonzero]

@@ -5,8 +5,9 @@ import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from tacit.errors import ProblemKind
 from tacit.fitting.error_bars import KINDS, ErrorBars
-from tacit.fitting.problems import EXPLAINED
+from tacit.fitting.evidence import MIN_EXPLAINED
 from tacit.objective.params import shorten
 
 if TYPE_CHECKING:
@@ -37,13 +38,13 @@ def write_summary(fit: "Fit") -> str:
 def _lead(fit: "Fit") -> list[str]:
     """The first thing to know about a fit: how much of the target it explains."""
     names = _join_names(fit.strengths)
-    if any(problem.kind == "no signal" for problem in fit.problems):
+    if _has_no_signal(fit):
         text = "NO SIGNAL: the target is only noise or rounding; do not interpret the strength of"
         return textwrap.wrap(f"{text} {names}.", WIDTH)
     explained = min(max(fit.explained, 0.0), 1.0)
     verb = "explains" if len(fit.strengths) == 1 else "explain"
     lines = textwrap.wrap(f"{names} {verb} {_percent(explained)} of the target.", WIDTH)
-    if explained < EXPLAINED:
+    if explained < MIN_EXPLAINED:
         lines.append("Strengths in parentheses describe only that part of the target.")
     return lines
 
@@ -64,9 +65,13 @@ def _percent(part: float) -> str:
     return f"{100 * part:.1f} %"
 
 
+def _has_no_signal(fit: "Fit") -> bool:
+    return any(problem.kind == ProblemKind.NO_SIGNAL for problem in fit.problems)
+
+
 def _is_doubtful(fit: "Fit") -> bool:
     """Whether the strengths describe too little of the target to be interpreted."""
-    return fit.explained < EXPLAINED or any(p.kind == "no signal" for p in fit.problems)
+    return fit.explained < MIN_EXPLAINED or _has_no_signal(fit)
 
 
 def _header(fit: "Fit") -> list[str]:

@@ -1,0 +1,167 @@
+"""The numbers of a fit from which its problems are diagnosed, and their thresholds.
+
+Thresholds are set so that good fits carry no Problem: an exact answer stays exact at a large
+condition number, and a strength of zero may come out slightly negative.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tacit.equations.equations import Equations
+from tacit.fitting.chance import chances, chances_among
+from tacit.fitting.solving import System
+
+MIN_EXPLAINED = 0.5
+"""Fits that explain less than this are called unexplained."""
+NEGLIGIBLE = 1e-3
+"""Contributions below this part of the target are negligible."""
+MIN_SIGNAL = 10.0
+"""Targets below this many times the rounding level are no signal, unless clearly explained."""
+CLEARLY_EXPLAINED = 0.95
+"""Explained fraction above which even a small target is a signal: rounding follows no column."""
+MAX_NOISE, NOISY = 0.5, 0.15
+"""Noise as a part of ‖target‖²: above MAX_NOISE there is no signal, above NOISY it is noisy."""
+UNSETTLED = 0.5
+"""Relative change of a gradient within an epoch above which the weights are not settled."""
+COLLAPSED = 0.99
+"""|cosine| above which smooth-L1 and ridge columns count as the same."""
+MIN_CONDITION = 30.0
+"""Condition number of unit columns above which they may be called collinear."""
+AMPLIFIED = 0.01
+"""Columns are called collinear if the residual is amplified beyond this part of the target."""
+MAX_CHANCE = 0.01
+"""A column that a random direction would match more often than this is no better than chance."""
+
+Combination = tuple[list[int], list[float]]
+"""Columns and their coefficients, the largest first."""
+
+
+@dataclass(frozen=True, eq=False)
+class Evidence:
+    """What is known about a fit, one number or one tensor over the columns each."""
+
+    equations: Equations
+    system: System
+    strengths: Tensor
+    explained: float
+    residual_ratio: float
+    nonnegative: bool
+    unconstrained: Tensor
+    """Strengths of the unconstrained fit, which may be negative."""
+    target_norm: float
+    noise: float
+    """Part of ‖target‖² that is noise of the draws."""
+    adjusted: float
+    """The explained fraction beyond what as many arbitrary columns would explain of noise."""
+    underdetermined: bool
+    """Whether there are fewer equations than strengths."""
+    contributions: Tensor
+    """‖λ_k φ_k‖ / ‖target‖ of every column φ_k."""
+    residuals: Tensor
+    """‖target − design·λ‖ / ‖target‖ over the layers where each column is not zero."""
+    in_matrix: Tensor
+    """Which columns are entries of a matrix Λ, whose single values mean little."""
+    collapsed: list[tuple[int, int]]
+    """Ridge and smooth-L1 columns that are nearly the same."""
+    dependent: list[Combination]
+    """Combinations of unit columns that cancel exactly."""
+    nearly_dependent: list[Combination]
+    """Combinations of unit columns that nearly cancel, and matter for this residual."""
+    chances: dict[int, float]
+    """The probability that a random direction adds as much as a column, without matrices."""
+
+
+def gather_evidence(
+    equations: Equations,
+    system: System,
+    targets: Tensor,
+    strengths: Tensor,
+    explained: float,
+    residual_ratio: float,
+    *,
+    nonnegative: bool,
+) -> Evidence:
+    """The evidence about a fit; targets have one column per group of draws."""
+    target, columns_in_use = targets.mean(1), len(system.nonzero)
+    length = target.norm()
+    unconstrained = system.solve(target[:, None])[:, 0] if nonnegative else strengths
+    kinds = [family.kind for family in equations.families for _ in range(family.size)]
+    in_matrix = torch.tensor([kind in ("diagonal", "symmetric") for kind in kinds])
+    expected = min(1.0, system.rank / equations.rows)
+    underdetermined = system.rank < columns_in_use and equations.rows < columns_in_use
+    dependent, nearly_dependent = [], []
+    if columns_in_use and not underdetermined:
+        dependent = _cancelling(system, math.inf, smallest=1e-6)
+        if residual_ratio:
+            condition = max(MIN_CONDITION, AMPLIFIED / residual_ratio)
+            nearly_dependent = _cancelling(system, condition, smallest=0.1)
+    by_column = chances(equations, system, target, torch.nonzero(~in_matrix)[:, 0].tolist())
+    if nonnegative:  # a column above zero is judged beside the others above zero
+        positive = torch.nonzero(strengths > 0)[:, 0].tolist()
+        beside = chances_among(positive, equations, system.design, target)
+        by_column = {column: beside.get(column, p) for column, p in by_column.items()}
+    return Evidence(
+        equations=equations,
+        system=system,
+        strengths=strengths,
+        explained=explained,
+        residual_ratio=residual_ratio,
+        nonnegative=nonnegative,
+        unconstrained=unconstrained,
+        target_norm=float(length),
+        noise=_noise(targets),
+        adjusted=(explained - expected) / (1 - expected) if expected < 1 else 0.0,
+        underdetermined=underdetermined,
+        contributions=strengths.abs() * system.norms / length,
+        residuals=_residuals(equations, strengths) / length,
+        in_matrix=in_matrix,
+        collapsed=_collapsed_pairs(system, kinds),
+        dependent=dependent,
+        nearly_dependent=nearly_dependent,
+        chances=by_column,
+    )
+
+
+def _noise(targets: Tensor) -> float:
+    """Part of ‖target‖² that is noise, from the disagreement of the groups of draws."""
+    groups, target = targets.shape[1], targets.mean(1)
+    if groups == 1 or not target.norm():
+        return 0.0
+    spread = (targets - target[:, None]).square().sum() / (groups * (groups - 1))
+    return float(spread / target.square().sum())
+
+
+def _residuals(equations: Equations, strengths: Tensor) -> Tensor:
+    """‖target − design·λ‖ over the layers where each column is not zero."""
+    squares = torch.zeros_like(strengths)
+    for block in equations.blocks:
+        columns, count = list(block.columns), len(block.columns)
+        residual = block.factor[:, count:].mean(1) - block.factor[:, :count] @ strengths[columns]
+        squares[columns] += residual.square().sum()
+    return squares.sqrt()
+
+
+def _collapsed_pairs(system: System, kinds: list[str]) -> list[tuple[int, int]]:
+    """Ridge and smooth-L1 columns that are nearly the same, however small the residual is.
+
+    A collapsed network has few weights left, and few equations are solved by any strengths.
+    """
+    ridge = [i for i, kind in enumerate(kinds) if kind == "l2"]
+    lasso = [i for i, kind in enumerate(kinds) if kind == "smooth_l1"]
+    same = torch.nonzero(system.cosines[ridge][:, lasso].abs() > COLLAPSED)
+    return [(ridge[i], lasso[j]) for i, j in same.tolist()]
+
+
+def _cancelling(system: System, condition: float, *, smallest: float) -> list[Combination]:
+    """Combinations that cancel to that condition, without coefficients below the smallest."""
+    combinations = []
+    for row in system.cancelling(condition):
+        row = torch.where(row.abs() > smallest, row, 0.0)
+        # Coefficients that are equal up to rounding stay in the order of the columns.
+        order = row.abs().round(decimals=6).sort(descending=True, stable=True).indices
+        columns = order[: int(row.count_nonzero())]
+        combinations.append((columns.tolist(), row[columns].tolist()))
+    return combinations
