@@ -1,7 +1,7 @@
 """The data of an ensemble: one set for all members, or several sets and an assignment."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -56,8 +56,7 @@ class MemberData:
 
     def select(self, members: Tensor) -> "MemberData":
         """The data of some of the members."""
-        assignment = self.assignment[members.to(self.assignment.device)]
-        return MemberData(self.inputs, self.targets, assignment)
+        return replace(self, assignment=self.assignment[members.to(self.assignment.device)])
 
     def gather(self, indices: Tensor) -> tuple[Tensor, Tensor]:
         """Inputs and targets of each member at its example indices (members, examples)."""
@@ -89,7 +88,13 @@ def assign_data(data: Any, members: int, like: Tensor) -> MemberData:
     Floating-point tensors also take its dtype.
     """
     if not isinstance(data, Data):
-        data = _shared_data(data, members)
+        pair = isinstance(data, tuple | list) and len(data) == 2
+        if not pair or not all(isinstance(part, Tensor) and part.dim() for part in data):
+            raise InputError(
+                f"data is a {type(data).__name__}: pass tensors (inputs, targets) that all members "
+                "share, or ensembles.Data(inputs, targets, assignment)."
+            )
+        data = Data(data[0][None], data[1][None], [0] * members)
     sets = len(data.inputs)
     if not data.examples:
         raise InputError("data is empty: pass at least one example.")
@@ -100,26 +105,13 @@ def assign_data(data: Any, members: int, like: Tensor) -> MemberData:
             f"data has {sets} sets and an assignment of shape {tuple(assignment.shape)} for "
             f"{members} members: pass assignment=, one of 0 … {sets - 1} for each member."
         )
-    inputs, targets = _like(data.inputs, like), _like(data.targets, like)
-    return MemberData(inputs, targets, assignment.to(like.device))
-
-
-def _shared_data(data: Any, members: int) -> Data:
-    """One pair (inputs, targets) for all members."""
-    if not (isinstance(data, tuple | list) and len(data) == 2):
-        raise InputError(
-            f"data is a {type(data).__name__}: pass (inputs, targets) that all members share, "
-            "or ensembles.Data(inputs, targets, assignment)."
-        )
-    if not all(isinstance(part, Tensor) and part.dim() for part in data):
-        raise InputError("data has no tensors of examples: pass (inputs, targets) tensors.")
-    inputs, targets = data
-    return Data(inputs[None], targets[None], [0] * members)
+    return MemberData(
+        _like(data.inputs, like), _like(data.targets, like), assignment.to(like.device)
+    )
 
 
 def _like(tensor: Tensor, like: Tensor) -> Tensor:
-    dtype = like.dtype if tensor.is_floating_point() else tensor.dtype
-    moved = tensor.detach().to(device=like.device, dtype=dtype)
+    moved = tensor.detach().to(like.device, like.dtype if tensor.is_floating_point() else None)
     if moved.is_floating_point() and not bool(torch.isfinite(moved).all()):
         raise InputError("data contains NaN or infinite values: leave out those examples.")
     return moved

@@ -6,23 +6,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tacit.ensembles.checks import (
-    check_dropout_layers,
-    check_ensemble,
-    check_member_loss,
-    expand_dropout_rates,
-)
-from tacit.ensembles.data import MemberData, assign_data
-from tacit.ensembles.equations import (
-    MemberSources,
-    member_norms,
-    rounding_floors,
-    write_member_equations,
-)
+from tacit.ensembles.checks import dropout_rates, prepare
+from tacit.ensembles.data import MemberData
+from tacit.ensembles.equations import rounding_floors
 from tacit.ensembles.evaluation import mean_gradients
-from tacit.ensembles.layout import Layout
 from tacit.ensembles.members import Ensemble, check_seeds
 from tacit.ensembles.randomness import MemberRandomness
+from tacit.ensembles.targets import MemberTargets
 from tacit.equations.equations import Equations
 from tacit.errors import InputError
 from tacit.objective.losses import Loss
@@ -74,30 +64,29 @@ def dropout_equations(
         columns: stacked columns that were computed already, of regularizers with one strength
             among the candidates.
     """
-    check_ensemble(ensemble)
-    check_dropout_layers(ensemble)
-    data = assign_data(data, len(ensemble), ensemble.first_tensor)
-    check_member_loss(ensemble, loss, data)
-    rates = expand_dropout_rates(dropout, len(ensemble), ensemble.first_tensor)
+    ensemble, data = prepare(ensemble, loss, data)
+    rates = dropout_rates(dropout, ensemble)
     if not bool((rates > 0).all()):
         raise InputError(
             "dropout is 0 for a member, where it has no effect: leave out such members, for "
             "instance with ensemble.select(members)."
         )
-    layout = Layout.of(ensemble.params)
     losses, gradients = mean_gradients(ensemble, loss, data)
-    plain = layout.flatten(gradients)
-    randomness = MemberRandomness(check_seeds(seeds, len(ensemble)), ensemble.first_tensor.device)
+    plain = ensemble.flatten(gradients)
+    randomness = MemberRandomness(check_seeds(seeds, len(ensemble)), plain.device)
     sums, draws = _sum_masked_gradients(ensemble, loss, data, rates, randomness, plain, noise)
     groups = [sums[g] / (draws / 2).unsqueeze(1) - plain for g in range(2)]
-    equations = write_member_equations(
+    equations = MemberTargets(
+        "difference",
         ensemble.to(torch.float64),
-        [layout.views(group) for group in groups],
+        [ensemble.views(group) for group in groups],
         rounding_floors(ensemble, loss, data),
-        MemberSources("difference", loss, data, member_norms(gradients), losses.tolist()),
-        regularizers,
-        columns=columns,
-    )
+        loss,
+        data.examples,
+        gradients,
+        losses.tolist(),
+        columns=columns or {},
+    ).equations(regularizers)
     return DropoutEquations(equations, draws.int().tolist(), _noise_fraction(*groups).tolist())
 
 
@@ -111,20 +100,17 @@ def _sum_masked_gradients(
     noise: float,
 ) -> tuple[Tensor, Tensor]:
     """Sums of ∇L over masks in two groups, (2, members, parameters), and the draws per member."""
-    layout = Layout.of(ensemble.params)
-    sums = plain.new_zeros(2, *plain.shape)
-    draws = plain.new_zeros(len(plain))
+    sums, draws = plain.new_zeros(2, *plain.shape), plain.new_zeros(len(plain))
     active = torch.arange(len(plain), device=plain.device)
     active_ensemble, active_data = ensemble, data
     for number in track(range(MAX_DRAWS), total=MAX_DRAWS, label="masks"):
         apply_dropout = randomness.dropout(rates[active])
         gradients = mean_gradients(active_ensemble, loss, active_data, apply_dropout).gradients
-        sums[number % 2].index_add_(0, active, layout.flatten(gradients))
+        sums[number % 2].index_add_(0, active, ensemble.flatten(gradients))
         draws[active] += 1
-        done = number + 1
-        if done % 2 or done < MIN_DRAWS:
+        if number % 2 == 0 or number + 1 < MIN_DRAWS:
             continue
-        groups = [sums[g, active] / (done / 2) - plain[active] for g in range(2)]
+        groups = [sums[g, active] / ((number + 1) / 2) - plain[active] for g in range(2)]
         noisy = torch.nonzero(~(_noise_fraction(*groups) <= noise))[:, 0]
         if not len(noisy):
             break

@@ -1,17 +1,19 @@
 """Losses and gradients of all members, over all their data or on one batch."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.func import vmap
 
-from tacit.ensembles.checks import check_ensemble, check_member_loss
-from tacit.ensembles.data import MemberData, assign_data
+from tacit.ensembles.checks import prepare
+from tacit.ensembles.data import MemberData
 from tacit.ensembles.forward import DropoutFunction
 from tacit.ensembles.members import Ensemble
+from tacit.objective.derivatives import leaves
 from tacit.objective.losses import Loss
-from tacit.objective.params import Params
+from tacit.objective.params import Params, float64_zeros
 
 ACTIVATION_ENTRIES = 2**22
 """Largest number of entries, over all members, of one layer's activations on a CPU."""
@@ -26,10 +28,7 @@ class LossGradients(NamedTuple):
 
 def gradients(ensemble: Ensemble, loss: Loss, data: Any) -> LossGradients:
     """L and ∇L of every member over all its examples, in float64 and without dropout."""
-    check_ensemble(ensemble)
-    ensemble = ensemble.to(torch.float64)
-    data = assign_data(data, len(ensemble), ensemble.first_tensor)
-    check_member_loss(ensemble, loss, data)
+    ensemble, data = prepare(ensemble, loss, data, torch.float64)
     return mean_gradients(ensemble, loss, data)
 
 
@@ -41,7 +40,7 @@ def mean_gradients(
 ) -> LossGradients:
     """L and ∇L over all examples, computed in the ensemble's dtype and summed in float64."""
     losses = ensemble.first_tensor.new_zeros(len(ensemble), dtype=torch.float64)
-    sums = {n: torch.zeros_like(p, dtype=torch.float64) for n, p in ensemble.params.items()}
+    sums = float64_zeros(ensemble.params)
     for inputs, targets in data.slices(slice_size(ensemble.params, data)):
         fraction = inputs.shape[1] / data.examples
         batch = batch_gradients(ensemble, loss, inputs, targets, apply_dropout)
@@ -59,11 +58,24 @@ def batch_gradients(
     apply_dropout: DropoutFunction | None = None,
 ) -> LossGradients:
     """L and ∇L of every member on one batch (members, examples, …), by default without dropout."""
-    leaves = {n: p.detach().requires_grad_() for n, p in ensemble.params.items()}
+
+    def losses(params: Params) -> Tensor:
+        return vmap(loss)(ensemble.forward(params, inputs, apply_dropout), targets)
+
+    return LossGradients(*differentiate(losses, ensemble.params))
+
+
+def differentiate(function: Callable[[Params], Tensor], params: Params) -> tuple[Tensor, Params]:
+    """Values of all members, and the stacked gradients of every member's sum of them.
+
+    A member's values depend only on its parameters, so that one backward pass from the sum over
+    all members gives each its gradient.
+    """
+    points = leaves(params)
     with torch.enable_grad():
-        losses = vmap(loss)(ensemble.forward(leaves, inputs, apply_dropout), targets)
-        tensors = torch.autograd.grad(losses.sum(), list(leaves.values()), materialize_grads=True)
-    return LossGradients(losses.detach(), dict(zip(leaves, tensors, strict=True)))
+        values = function(points)
+        tensors = torch.autograd.grad(values.sum(), list(points.values()), materialize_grads=True)
+    return values.detach(), dict(zip(points, tensors, strict=True))
 
 
 def mean_loss(ensemble: Ensemble, loss: Loss, data: MemberData) -> Tensor:

@@ -16,12 +16,11 @@ DropoutFunction = Callable[[Tensor, float], Tensor]
 Forward = Callable[[Params, Tensor, "DropoutFunction | None"], Tensor]
 """Outputs (members, batch, …) from stacked parameters and inputs (members, batch, …)."""
 
-ENTRYWISE = (
-    nn.Identity, nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.SELU, nn.CELU, nn.GELU, nn.SiLU,
-    nn.Mish, nn.Tanh, nn.Sigmoid, nn.Softplus, nn.Softsign, nn.Hardtanh, nn.LogSigmoid,
+CHAIN_MODULES = (
+    nn.Linear, nn.Dropout, nn.Flatten, nn.Identity, nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU,
+    nn.SELU, nn.CELU, nn.GELU, nn.SiLU, nn.Mish, nn.Tanh, nn.Sigmoid, nn.Softplus, nn.Softsign,
+    nn.Hardtanh, nn.LogSigmoid,
 )  # fmt: skip
-
-CHAIN_MODULES = (nn.Linear, nn.Dropout, nn.Flatten, *ENTRYWISE)
 """Modules that the fast path evaluates for all members at once."""
 
 
@@ -81,6 +80,11 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def _vmap_forward(model: nn.Module) -> Forward:
+    """The forward function of any model.
+
+    `objective.borrowing.call_with_params` would copy the buffers for each call; those of an
+    ensemble's model are not floating-point, and stay as they are.
+    """
     dropout = [n for n, m in model.named_modules() if isinstance(m, nn.modules.dropout._DropoutNd)]
 
     def forward(params: Params, inputs: Tensor, apply_dropout: DropoutFunction | None) -> Tensor:

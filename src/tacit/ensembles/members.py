@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from tacit.ensembles.forward import Forward, batched_forward
-from tacit.errors import InputError
+from tacit.errors import InputError, check_whole
 from tacit.objective.params import Params, trainable
 
 
@@ -28,16 +28,25 @@ class Ensemble:
     params: Params
 
     def __post_init__(self) -> None:
-        _check_architecture(self.model)
+        frozen = [n for n, p in self.model.named_parameters() if not p.requires_grad]
+        buffers = [n for n, b in self.model.named_buffers() if b.is_floating_point()]
         expected = {n: tuple(p.shape) for n, p in trainable(self.model).items()}
         shapes = {n: tuple(p.shape[1:]) for n, p in self.params.items()}
         sizes = {len(p) for p in self.params.values()}
+        if frozen:
+            raise InputError(
+                f"parameter {frozen[0]!r} is frozen: all parameters of an ensemble are trained. "
+                "Unfreeze it, or make it a constant of the model."
+            )
+        if buffers:
+            raise InputError(
+                f"the model has the buffer {buffers[0]!r}, which all members would share, as "
+                "statistics of batch normalisation: use a model without floating-point buffers."
+            )
         if shapes != expected or len(sizes) != 1:
             raise InputError(
-                f"stacked parameters {shapes} (without the dimension of the members) with "
-                f"{sorted(sizes)} members do not belong to this {type(self.model).__name__}: "
-                "make ensembles with ensembles.from_models(models) or "
-                "ensembles.initialise(build, seeds)."
+                f"parameters {shapes} of {sorted(sizes)} members do not belong to this "
+                f"{type(self.model).__name__}: use ensembles.from_models or ensembles.initialise."
             )
 
     def __len__(self) -> int:
@@ -78,6 +87,20 @@ class Ensemble:
                 parameter.copy_(self.params[name][index])
         return module
 
+    def flatten(self, stacked: Params) -> Tensor:
+        """Copy tensors of some members into flat rows (members, parameters).
+
+        What acts on single entries (penalties, optimizers, averages) then runs once per step.
+        """
+        return torch.cat([flatten_members(stacked[n]) for n in self.params], 1)
+
+    def views(self, flat: Tensor) -> Params:
+        """The stacked tensors of flat rows (members, parameters), sharing their memory."""
+        shapes = {n: p.shape[1:] for n, p in self.params.items()}
+        parts = flat.split([shape.numel() for shape in shapes.values()], 1)
+        named = zip(shapes.items(), parts, strict=True)
+        return {n: part.view(len(flat), *shape) for (n, shape), part in named}
+
     def to(self, *args: Any, **options: Any) -> "Ensemble":
         """The ensemble on another device or in another dtype; arguments are those of Tensor.to."""
         return self.with_params({n: p.to(*args, **options) for n, p in self.params.items()})
@@ -91,32 +114,24 @@ def from_models(models: Iterable[nn.Module]) -> Ensemble:
     """
     models = list(models)
     if not models or not all(isinstance(model, nn.Module) for model in models):
-        raise InputError(
-            "from_models needs modules of one architecture: pass a list, such as [a, b]."
-        )
+        raise InputError("from_models needs modules of one architecture: pass them as a list.")
+    first, params = models[0], [trainable(model) for model in models]
+    shapes = [{n: p.shape for n, p in tensors.items()} for tensors in params]
     for index, model in enumerate(models):
-        _check_same_architecture(index, model, models[0])
-    params = [trainable(model) for model in models]
-    stacked = {n: torch.stack([p[n] for p in params]) for n in params[0]}
-    return Ensemble(copy.deepcopy(models[0]), stacked)
-
-
-def _check_same_architecture(index: int, model: nn.Module, first: nn.Module) -> None:
-    shapes, expected = ({n: p.shape for n, p in trainable(m).items()} for m in (model, first))
-    if shapes != expected or str(model) != str(first):
-        raise InputError(
-            f"model {index} has another architecture than model 0: the members of an ensemble may "
-            f"differ only in their weights. Got {model} and {first}."
-        )
-    for (name, buffer), (_, expected_buffer) in zip(
-        model.named_buffers(), first.named_buffers(), strict=True
-    ):
-        if not torch.equal(buffer, expected_buffer):
+        if shapes[index] != shapes[0] or str(model) != str(first):
             raise InputError(
-                f"model {index} has another buffer {name!r} than model 0: the members of an "
-                "ensemble share everything except their parameters. Make the buffer a parameter, "
-                "or an input."
+                f"model {index} has another architecture than model 0: the members of an ensemble "
+                f"may differ only in their weights. Got {model} and {first}."
             )
+        buffers = zip(model.named_buffers(), first.buffers(), strict=True)
+        for (name, buffer), expected in buffers:
+            if not torch.equal(buffer, expected):
+                raise InputError(
+                    f"model {index} has another buffer {name!r} than model 0: members differ only "
+                    "in their parameters. Make the buffer a parameter, or an input."
+                )
+    stacked = {n: torch.stack([tensors[n] for tensors in params]) for n in params[0]}
+    return Ensemble(copy.deepcopy(first), stacked)
 
 
 def initialise(build: Callable[[], nn.Module], seeds: Iterable[int]) -> Ensemble:
@@ -143,24 +158,18 @@ def check_seeds(seeds: Iterable[int], members: int | None = None) -> list[int]:
         raise InputError(f"seeds is {seeds!r}: pass whole numbers, one per member.")
     seeds = list(seeds)
     for seed in seeds:
-        if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
-            raise InputError(f"a seed is {seed!r}: pass whole numbers, 0 or above, one per member.")
+        check_whole("a seed", seed, least=0)
     if not seeds or (members is not None and len(seeds) != members):
         raise InputError(f"{len(seeds)} seeds for {members or 'no'} members: pass one per member.")
     return seeds
 
 
-def _check_architecture(model: nn.Module) -> None:
-    frozen = [n for n, p in model.named_parameters() if not p.requires_grad]
-    if frozen:
-        raise InputError(
-            f"parameter {frozen[0]!r} is frozen: all parameters of an ensemble are trained. "
-            "Unfreeze it, or make it a constant of the model."
-        )
-    buffers = [n for n, b in model.named_buffers() if b.is_floating_point()]
-    if buffers:
-        raise InputError(
-            f"{type(model).__name__} has the buffer {buffers[0]!r}, which all members would share: "
-            "each member would need separate statistics of batch normalisation. Use a model "
-            "without floating-point buffers."
-        )
+def flatten_members(stacked: Tensor) -> Tensor:
+    """Reshape a stacked tensor to (members, entries)."""
+    return stacked.reshape(len(stacked), -1)
+
+
+def member_norms(tensors: Params) -> list[float]:
+    """Euclidean norm over all tensors, of every member."""
+    squares = [flatten_members(t).square().sum(1) for t in tensors.values()]
+    return torch.stack(squares).sum(0).sqrt().tolist()

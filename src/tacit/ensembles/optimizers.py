@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tacit.ensembles.checks import as_numbers
-from tacit.errors import InputError
+from tacit.errors import InputError, check_number
 
 Rate = float | Sequence[float] | Tensor
 """One step size for all members, or one per member."""
@@ -35,7 +34,7 @@ class SGD:
     factor: float = 0.1
 
     def __post_init__(self) -> None:
-        _check_fraction("momentum", self.momentum)
+        check_number("momentum", self.momentum, least=0, below=1)
         _check_schedule(self.milestones, self.factor)
 
     def initial_state(self, theta: Tensor) -> State:
@@ -76,7 +75,7 @@ class Adam:
 
     def __post_init__(self) -> None:
         for beta in self.betas:
-            _check_fraction("a beta", beta)
+            check_number("a beta", beta, least=0, below=1)
         _check_schedule(self.milestones, self.factor)
 
     def initial_state(self, theta: Tensor) -> State:
@@ -105,30 +104,12 @@ class Adam:
 Optimizer = SGD | Adam
 
 
-def initial_rates(optimizer: Optimizer, members: int, like: Tensor) -> Tensor:
-    """Check the step sizes and return one per member, before any milestone."""
-    rates = as_numbers(optimizer.rate, like, what="rate")
-    if rates.shape not in ((), (members,)) or not bool(((rates > 0) & rates.isfinite()).all()):
-        raise InputError(
-            f"rate is {optimizer.rate!r}: pass a number above zero, or one for each of the "
-            f"{members} members."
-        )
-    return rates.expand(members).clone()
-
-
 def schedule_factor(optimizer: Optimizer, epoch: int) -> float:
     """The factor by which the milestones change the step sizes in an epoch, counted from 0."""
     return optimizer.factor ** sum(epoch >= milestone for milestone in optimizer.milestones)
 
 
 def _check_schedule(milestones: Any, factor: Any) -> None:
-    whole = isinstance(milestones, Sequence) and all(isinstance(m, int) for m in milestones)
-    if not whole or isinstance(milestones, str):
+    if not isinstance(milestones, Sequence) or not all(isinstance(m, int) for m in milestones):
         raise InputError(f"milestones is {milestones!r}: pass epochs, as in (60, 100).")
-    if not isinstance(factor, float | int) or not 0 < factor < math.inf:
-        raise InputError(f"factor is {factor!r}: pass a number above zero.")
-
-
-def _check_fraction(name: str, value: float) -> None:
-    if isinstance(value, bool) or not isinstance(value, float | int) or not 0 <= value < 1:
-        raise InputError(f"{name} is {value!r}: pass a number from 0 to below 1.")
+    check_number("factor", factor, above=0)

@@ -1,12 +1,11 @@
 """The training plan of an ensemble: the settings that all members share."""
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from tacit.ensembles.optimizers import SGD, Adam, Optimizer
-from tacit.errors import InputError
+from tacit.errors import InputError, check_choice, check_number, check_type, check_whole
 from tacit.regularizers import Regularizer
 
 Monitor = Literal["objective", "loss", "validation"]
@@ -31,17 +30,13 @@ class Stopping:
     validation: Any = None
 
     def __post_init__(self) -> None:
-        _check_positive("patience", self.patience)
-        if not isinstance(self.min_delta, float | int) or not 0 <= self.min_delta < math.inf:
-            raise InputError(f"min_delta is {self.min_delta!r}: pass a number, 0 or above.")
-        if self.monitor not in get_args(Monitor):
-            raise InputError(
-                f"monitor is {self.monitor!r}: pass one of {', '.join(get_args(Monitor))}."
-            )
+        check_whole("patience", self.patience)
+        check_number("min_delta", self.min_delta, least=0)
+        check_choice("monitor", self.monitor, get_args(Monitor))
         if (self.monitor == "validation") != (self.validation is not None):
+            state = "missing" if self.validation is None else "passed"
             raise InputError(
-                f"monitor={self.monitor!r} with validation data "
-                f"{'passed' if self.validation is not None else 'missing'}: pass both "
+                f"monitor={self.monitor!r} with validation data {state}: pass both "
                 "monitor='validation' and validation=(inputs, targets), or neither."
             )
 
@@ -73,22 +68,15 @@ class Plan:
     compile: Callable[[Any], Any] | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.optimizer, SGD | Adam):
-            raise InputError(
-                f"optimizer is a {type(self.optimizer).__name__}: pass ensembles.SGD(rate) or "
-                "ensembles.Adam(rate)."
-            )
-        if self.stopping is not None and not isinstance(self.stopping, Stopping):
-            raise InputError(f"stopping is {self.stopping!r}: pass ensembles.Stopping(patience).")
-        if not isinstance(self.averaged, Sequence):
-            raise InputError(
-                f"averaged is a {type(self.averaged).__name__}: pass a list of regularizers, as in "
-                "[penalty]."
-            )
-        _check_positive("batch_size", self.batch_size)
-        _check_positive("recorded_epochs", self.recorded_epochs)
+        needed = "ensembles.SGD(rate) or ensembles.Adam(rate)"
+        check_type("optimizer", self.optimizer, SGD | Adam, needed)
+        check_type("stopping", self.stopping, Stopping | None, "ensembles.Stopping(patience)")
+        needed = "a list of regularizers, as in [penalty]"
+        check_type("averaged", self.averaged, Sequence, needed)
+        check_whole("batch_size", self.batch_size)
+        check_whole("recorded_epochs", self.recorded_epochs)
         for epochs in [self.epochs] if isinstance(self.epochs, int) else self.epochs:
-            _check_positive("epochs", epochs)
+            check_whole("epochs", epochs)
 
     def epochs_per_member(self, members: int) -> list[int]:
         """The largest number of epochs of each member."""
@@ -96,12 +84,6 @@ class Plan:
             return [self.epochs] * members
         if len(self.epochs) != members:
             raise InputError(
-                f"epochs has {len(self.epochs)} numbers for {members} members: pass one per "
-                "member, or one number."
+                f"epochs has {len(self.epochs)} numbers for {members} members: pass one for each."
             )
         return list(self.epochs)
-
-
-def _check_positive(name: str, value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise InputError(f"{name} is {value!r}: pass a whole number, at least 1.")

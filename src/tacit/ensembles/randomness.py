@@ -1,7 +1,6 @@
 """The batch orders and dropout masks of each member, determined by its seed."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -26,33 +25,25 @@ def mask_generator(seed: int, device: torch.device | str = "cpu") -> torch.Gener
     return torch.Generator(device).manual_seed(seed + MASK_SEED_OFFSET)
 
 
-@dataclass
 class MemberRandomness:
     """Batch orders and masks of all members; members with equal seeds share them."""
 
-    seeds: Sequence[int]
-    device: torch.device
-    _generator_index: Tensor = field(init=False)
-    """Position of each member's generators in the two lists below."""
-    _orders: list[torch.Generator] = field(init=False)
-    _masks: list[torch.Generator] = field(init=False)
-
-    def __post_init__(self) -> None:
-        distinct = list(dict.fromkeys(self.seeds))
-        position = {seed: index for index, seed in enumerate(distinct)}
-        index = [position[seed] for seed in self.seeds]
-        self._generator_index = torch.tensor(index, device=self.device)
+    def __init__(self, seeds: Sequence[int], device: torch.device):
+        distinct = list(dict.fromkeys(seeds))
+        # Position of each member's generators in the two lists.
+        self._generator_index = torch.tensor([distinct.index(s) for s in seeds], device=device)
         self._orders = [order_generator(seed) for seed in distinct]
-        self._masks = [mask_generator(seed, self.device) for seed in distinct]
+        self._masks = [mask_generator(seed, device) for seed in distinct]
+        self._device = device
 
     def draw_orders(self, examples: int) -> Tensor:
         """Draw a fresh order of the examples for each member, (members, examples)."""
         orders = torch.stack([torch.randperm(examples, generator=g) for g in self._orders])
-        return orders.to(self.device)[self._generator_index]
+        return orders.to(self._device)[self._generator_index]
 
     def draw_uniform(self, shape: Sequence[int]) -> Tensor:
         """Draw uniform numbers for each member, (members, *shape)."""
-        uniform = [torch.rand(shape, generator=g, device=self.device) for g in self._masks]
+        uniform = [torch.rand(shape, generator=g, device=self._device) for g in self._masks]
         return torch.stack(uniform)[self._generator_index]
 
     def dropout(self, rates: Tensor | None) -> DropoutFunction:
@@ -69,8 +60,6 @@ class MemberRandomness:
 
     def restrict_to(self, members: Tensor) -> None:
         """Continue with some of the members, in place; their later draws do not change."""
-        index = self._generator_index[members]
-        used = torch.unique(index)
+        used, self._generator_index = self._generator_index[members].unique(return_inverse=True)
         self._orders = [self._orders[i] for i in used.tolist()]
         self._masks = [self._masks[i] for i in used.tolist()]
-        self._generator_index = torch.searchsorted(used, index)

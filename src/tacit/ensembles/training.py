@@ -9,30 +9,17 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from tacit.ensembles.checks import (
-    check_dropout_layers,
-    check_ensemble,
-    check_member_loss,
-    expand_dropout_rates,
-)
-from tacit.ensembles.data import MemberData, assign_data
+from tacit.ensembles.checks import dropout_rates, per_member, prepare
+from tacit.ensembles.data import MemberData
 from tacit.ensembles.denormals import flushed_denormals
-from tacit.ensembles.evaluation import mean_loss
-from tacit.ensembles.layout import Layout
+from tacit.ensembles.evaluation import differentiate, mean_loss
 from tacit.ensembles.members import Ensemble, check_seeds
-from tacit.ensembles.optimizers import State, initial_rates, schedule_factor
+from tacit.ensembles.optimizers import State, schedule_factor
 from tacit.ensembles.penalties import Penalties, Strengths, expand_penalties
 from tacit.ensembles.plan import Plan
 from tacit.ensembles.randomness import MemberRandomness
-from tacit.ensembles.run import (
-    EpochMeans,
-    FlatEpoch,
-    Run,
-    RunRecorder,
-    nonfinite_members,
-    zero_nonfinite,
-)
-from tacit.errors import InputError
+from tacit.ensembles.run import FlatEpoch, Run, RunRecorder
+from tacit.errors import InputError, check_type
 from tacit.objective.losses import Loss
 from tacit.objective.params import Params
 from tacit.objective.passes import track
@@ -71,38 +58,40 @@ def train(
             members), with stacked arguments and the indices of the members that are still
             training. It returns one value for each of them.
     """
-    check_ensemble(ensemble)
-    if not isinstance(plan, Plan):
-        raise InputError(f"plan is a {type(plan).__name__}: pass ensembles.Plan(optimizer, …).")
-    seeds = check_seeds(seeds, len(ensemble))
-    active = _initial_state(ensemble, loss, data, plan, seeds, penalties, dropout)
-    active = replace(active, batch_penalty=batch_penalty)
-    for checked in (active.data, active.validation):
-        if checked is not None:
-            check_member_loss(ensemble, loss, checked)
-    if dropout is not None:
-        check_dropout_layers(ensemble)
-    _check_averaged(plan, ensemble)
+    ensemble, data = prepare(ensemble, loss, data)
+    check_type("plan", plan, Plan, "ensembles.Plan(optimizer, …)")
+    for regularizer in plan.averaged:
+        if any(len(c) > 1 for c in regularizer.bind(ensemble.member(0)).active.values()):
+            raise InputError(
+                f"averaged: {regularizer.name!r} has several strengths on one tensor, and their "
+                "gradients cannot be averaged separately. Average families with one strength."
+            )
+    validation = None if plan.stopping is None else plan.stopping.validation
+    theta = ensemble.flatten(ensemble.params).detach()
+    active = ActiveMembers(
+        ensemble=ensemble,
+        loss=loss,
+        plan=plan,
+        batch_penalty=batch_penalty,
+        members=torch.arange(len(ensemble), device=theta.device),
+        theta=theta,
+        state=plan.optimizer.initial_state(theta),
+        rates=per_member("rate", plan.optimizer.rate, ensemble, above=0),
+        data=data,
+        validation=None if validation is None else prepare(ensemble, loss, validation)[1],
+        randomness=MemberRandomness(check_seeds(seeds, len(ensemble)), theta.device),
+        penalties=expand_penalties(penalties, ensemble),
+        dropout=None if dropout is None else dropout_rates(dropout, ensemble),
+    )
     recorder = RunRecorder(ensemble, plan)
     with flushed_denormals(), torch.enable_grad():
         for number in track(range(recorder.max_epochs), total=recorder.max_epochs, label="epochs"):
-            epoch, monitored = active.train_epoch(number)
-            finished = recorder.record(number, epoch, active.theta, monitored)
+            finished = recorder.record(number, active.train_epoch(number))
             if bool(finished.all()):
                 break
             if bool(finished.any()):
                 active = active.select(torch.nonzero(~finished)[:, 0])
     return recorder.run()
-
-
-def _check_averaged(plan: Plan, ensemble: Ensemble) -> None:
-    first_member = ensemble.member(0)
-    for regularizer in plan.averaged:
-        if any(len(columns) > 1 for columns in regularizer.bind(first_member).active.values()):
-            raise InputError(
-                f"averaged: {regularizer.name!r} has several strengths on one tensor, and their "
-                "gradients cannot be averaged separately. Average families with one strength."
-            )
 
 
 @dataclass(eq=False)
@@ -112,9 +101,9 @@ class ActiveMembers:
     ensemble: Ensemble
     loss: Loss
     plan: Plan
+    batch_penalty: BatchPenalty | None
     members: Tensor
     """Their indices in the ensemble, ascending."""
-    layout: Layout
     theta: Tensor
     """Weights, (members, parameters)."""
     state: State
@@ -126,7 +115,6 @@ class ActiveMembers:
     penalties: Penalties
     dropout: Tensor | None
     """Dropout rates, or None for those of the layers."""
-    batch_penalty: BatchPenalty | None = None
     steps: int = 0
 
     def select(self, remaining: Tensor) -> "ActiveMembers":
@@ -147,55 +135,64 @@ class ActiveMembers:
             dropout=None if self.dropout is None else self.dropout[remaining],
         )
 
-    def train_epoch(self, number: int) -> tuple[FlatEpoch, Tensor]:
-        """Train one epoch in place; return what is recorded of it, and the monitored values."""
-        optimizer, examples = self.plan.optimizer, self.data.examples
+    def train_epoch(self, number: int) -> FlatEpoch:
+        """Train one epoch in place, and return what is recorded of it."""
+        optimizer, theta, examples = self.plan.optimizer, self.theta, self.data.examples
         rates = self.rates * schedule_factor(optimizer, number)
-        start = self.theta.clone()
-        means = EpochMeans(self.theta, self.layout, self.plan.averaged)
+        start, sums = theta.clone(), torch.zeros_like(theta)
+        columns = theta.new_zeros(len(theta), len(self.plan.averaged), theta.shape[1])
         loss_sum, penalty_sum = torch.zeros_like(rates), torch.zeros_like(rates)
         order = self.randomness.draw_orders(examples)
         for inputs, targets in self.data.batches(order, self.plan.batch_size):
-            means.add(self.theta)
+            sums.add_(theta)
+            for k, regularizer in enumerate(self.plan.averaged):
+                columns[:, k].add_(self._regularizer_gradient(regularizer))
             loss, penalty, gradient = self._gradient(inputs, targets)
             loss_sum.add_(loss, alpha=inputs.shape[1])
             penalty_sum.add_(penalty, alpha=inputs.shape[1])
             self.steps += 1
-            optimizer.step(self.theta, gradient, self.state, rates, self.steps)
-        steps_per_epoch = -(-examples // self.plan.batch_size)
-        epoch = FlatEpoch(
-            members=self.members,
-            average=means.weights(),
-            displacement=self.theta.double() - start.double(),
-            time=steps_per_epoch * optimizer.flow_time(rates),
-            metric=optimizer.metric(self.state, self.steps),
-            columns={r: column.double() for r, column in means.columns().items()},
-        )
-        return epoch, self._monitored(loss_sum / examples, penalty_sum / examples)
+            optimizer.step(theta, gradient, self.state, rates, self.steps)
+        steps = -(-examples // self.plan.batch_size)
+        rows = {
+            "average": sums / steps,
+            "displacement": theta.double() - start.double(),
+            "time": steps * optimizer.flow_time(rates),
+            "columns": (columns / steps).double(),
+        }
+        metric = optimizer.metric(self.state, self.steps)
+        if metric is not None:
+            rows["metric"] = metric
+        monitored = self._monitored(loss_sum / examples, penalty_sum / examples)
+        return FlatEpoch(self.members, theta, monitored, rows)
+
+    def _regularizer_gradient(self, regularizer: Regularizer) -> Tensor:
+        """∇R of every member, (members, parameters)."""
+        if regularizer.entrywise is not None:
+            return regularizer.entrywise.derivative(self.theta)
+        params = self.ensemble.views(zero_nonfinite(self.theta))
+        return self.ensemble.flatten(differentiate(vmap(regularizer.value), params)[1])
 
     def _gradient(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Losses, penalties, and the gradient of their sum, (members, parameters)."""
-        needs_finite = self.penalties.needs_autograd
+        needs_finite = bool(self.penalties.differentiated)
         theta = zero_nonfinite(self.theta) if needs_finite else self.theta
-        leaves = {n: p.detach().requires_grad_() for n, p in self.layout.views(theta).items()}
-        loss, penalty = self._differentiated(leaves, inputs, targets)
-        tensors = torch.autograd.grad(
-            (loss + penalty).sum(), list(leaves.values()), materialize_grads=True
+        (loss, penalty), gradients = differentiate(
+            lambda params: self._differentiated(params, inputs, targets), self.ensemble.views(theta)
         )
-        gradient = self.layout.flatten(dict(zip(leaves, tensors, strict=True)))
+        gradient = self.ensemble.flatten(gradients)
         with torch.no_grad():
             entrywise = self.penalties.add_entrywise(self.theta, gradient)
             if needs_finite:
                 gradient[nonfinite_members(self.theta)] = torch.nan
-        return loss.detach(), penalty.detach() + entrywise, gradient
+        return loss, penalty + entrywise, gradient
 
     @cached_property
-    def _differentiated(self) -> Callable[..., tuple[Tensor, Tensor]]:
+    def _differentiated(self) -> Callable[..., Tensor]:
         """Losses and penalties that autograd differentiates, compiled once if the plan says so."""
         forward, losses = self.ensemble.forward, vmap(self.loss)
         apply_dropout = self.randomness.dropout(self.dropout)
 
-        def evaluate(params: Params, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        def evaluate(params: Params, inputs: Tensor, targets: Tensor) -> Tensor:
             loss = losses(forward(params, inputs, apply_dropout), targets)
             penalty = self.penalties.autograd_values(params) + torch.zeros_like(loss)
             if self.batch_penalty is not None:
@@ -206,7 +203,7 @@ class ActiveMembers:
                         "members: return one value per member."
                     )
                 penalty = penalty + values
-            return loss, penalty
+            return torch.stack([loss, penalty])
 
         return evaluate if self.plan.compile is None else self.plan.compile(evaluate)
 
@@ -217,36 +214,18 @@ class ActiveMembers:
             return loss + penalty
         if self.validation is None:
             return loss
-        current = self.ensemble.with_params(self.layout.views(self.theta))
+        current = self.ensemble.with_params(self.ensemble.views(self.theta))
         return mean_loss(current, self.loss, self.validation)
 
 
-def _initial_state(
-    ensemble: Ensemble,
-    loss: Loss,
-    data: Any,
-    plan: Plan,
-    seeds: list[int],
-    penalties: Mapping[Regularizer, Strengths] | None,
-    dropout: float | Sequence[float] | Tensor | None,
-) -> ActiveMembers:
-    """All members before the first epoch."""
-    params = {n: p.detach() for n, p in ensemble.params.items()}
-    layout, like, members = Layout.of(params), ensemble.first_tensor, len(ensemble)
-    theta = layout.flatten(params)
-    validation = None if plan.stopping is None else plan.stopping.validation
-    return ActiveMembers(
-        ensemble=ensemble,
-        loss=loss,
-        plan=plan,
-        members=torch.arange(members, device=like.device),
-        layout=layout,
-        theta=theta,
-        state=plan.optimizer.initial_state(theta),
-        rates=initial_rates(plan.optimizer, members, like),
-        data=assign_data(data, members, like),
-        validation=None if validation is None else assign_data(validation, members, like),
-        randomness=MemberRandomness(seeds, like.device),
-        penalties=expand_penalties(penalties, params),
-        dropout=None if dropout is None else expand_dropout_rates(dropout, members, like),
-    )
+def nonfinite_members(theta: Tensor) -> Tensor:
+    """Mask of the members whose weights are no longer finite."""
+    return ~theta.isfinite().all(1)
+
+
+def zero_nonfinite(theta: Tensor) -> Tensor:
+    """Replace the weights of members that are not finite by zeros.
+
+    Some regularizers, such as the nuclear norm, raise an error on NaN.
+    """
+    return torch.where(nonfinite_members(theta).unsqueeze(1), torch.zeros_like(theta), theta)
