@@ -143,7 +143,7 @@ TRAJECTORIES = {
         f"a step of time {time!r}": (
             lambda time=time: Trajectory([PARAMS], [PARAMS], [time]),
             ["time", repr(time)],
-            "above zero",
+            "a finite number, above 0",
         )
         for time in (0.0, -0.1, NAN, INF, "0.1", True)
     },
@@ -152,11 +152,11 @@ TRAJECTORIES = {
         ["1 points", "1 displacements", "0 times"],
         "Trajectory.from_positions",
     ),
-    "no steps": (lambda: Trajectory([], [], []), ["without steps"], "at least one displacement"),
+    "no steps": (lambda: Trajectory([], [], []), ["0 points"], "at least one step"),
     "a displacement of another model": (
         lambda: Trajectory([PARAMS], [{"w": X}], [1]),
-        ["displacement 0"],
-        "same names",
+        ["displacement 0", "another model", "missing 0.weight", "unknown w"],
+        "parameters here are",
     ),
     "positions as tensors": (
         lambda: from_positions([X, X], 1),
@@ -232,7 +232,7 @@ RECORDINGS = {
     "a step size of zero": (
         lambda: record().step(0),
         ["time", "0"],
-        "a finite number above zero",
+        "a finite number, above 0",
     ),
     "an empty recording": (
         lambda: record().trajectory(),

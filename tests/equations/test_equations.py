@@ -1,10 +1,15 @@
 """Equations can be stacked, restricted to layers, steps and columns, and lose no precision."""
 
+import copy
+import pickle
+
 import pytest
 import torch
 from support.candidates import dense_rows, make_candidates, network_with_objective
 from support.descent import descend
 from support.models import params_of, random_data, tanh_mlp
+from support.systems import assert_same_equations
+from torch import nn
 from torch.nn import functional as F
 
 import tacit
@@ -64,3 +69,32 @@ def test_the_same_model_and_data_give_the_same_bytes():
         return tacit.endpoint_equations(objective, make_candidates()).factor()
 
     assert torch.equal(make_factor(), make_factor())
+
+
+def test_equations_are_pickled_where_the_loss_and_the_loader_cannot_be():
+    class LocalBatches:
+        def __iter__(self):
+            return iter([random_data(9)])
+
+    model = tanh_mlp(9)
+    objective = tacit.Objective(
+        model, lambda output, target: F.mse_loss(output, target), LocalBatches()
+    )
+    equations = tacit.endpoint_equations(objective, [tacit.l2(), tacit.smooth_l1(0.1)])
+    for part in (objective.loss, objective.data):
+        with pytest.raises((AttributeError, pickle.PicklingError)):
+            pickle.dumps(part)
+    assert_same_equations(pickle.loads(pickle.dumps(equations)), equations)
+    assert_same_equations(copy.deepcopy(equations), equations)
+    fit = tacit.fit(equations)
+    assert pickle.loads(pickle.dumps(fit)) == fit
+    assert equations.origin is not None  # the copies have none, the original still has
+
+
+def test_a_small_pickle_has_neither_the_weights_nor_the_data():
+    model = nn.Linear(500, 40).double()
+    objective = tacit.Objective(
+        model, F.mse_loss, random_data(10, count=50, inputs=500, outputs=40)
+    )
+    equations = tacit.endpoint_equations(objective, tacit.l2())
+    assert len(pickle.dumps(equations)) < 10_000

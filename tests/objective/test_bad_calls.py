@@ -168,7 +168,7 @@ DATA = {
     "a batch size of zero": (
         lambda: make_objective(batch_size=0),
         ["batch_size", "0"],
-        "whole number of at least 1",
+        "a whole number, at least 1",
     ),
     "too few weights": (
         lambda: make_objective(weights=torch.ones(5)),

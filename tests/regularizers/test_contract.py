@@ -100,8 +100,7 @@ def shift(params, index, step):
     """The parameters with one coordinate of the flat vector increased by a step."""
     vector = reference.flat(params)
     vector[index] += step
-    parts = vector.split([p.numel() for p in params.values()])
-    return {n: part.view(p.shape) for (n, p), part in zip(params.items(), parts, strict=True)}
+    return reference.unflatten(vector, params)
 
 
 @every_regularizer

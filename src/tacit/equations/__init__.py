@@ -1,13 +1,12 @@
 """Linear equations in the strengths, and the ways to write them."""
 
 from tacit.equations.difference import difference_equations, difference_target
-from tacit.equations.endpoint import endpoint_equations, endpoint_target
 from tacit.equations.epochs import EpochAverages, average_epochs
 from tacit.equations.equations import Block, Equations, Family, Source, stack
 from tacit.equations.flow import euler, rk4
 from tacit.equations.recording import Recorder, record
 from tacit.equations.resampling import bootstrap
-from tacit.equations.target import Target
+from tacit.equations.target import Target, endpoint_equations, endpoint_target
 from tacit.equations.trajectory import Trajectory, trajectory_equations, trajectory_target
 
 __all__ = [

@@ -7,7 +7,7 @@ from torch import Tensor
 from tacit.equations.equations import Equations
 from tacit.equations.rows import check_candidates
 from tacit.equations.target import Setting, Target, TargetPoint, write_equations
-from tacit.errors import InputError
+from tacit.errors import InputError, check_whole
 from tacit.objective.objective import Objective, check_objective
 from tacit.objective.params import Params, Scope, norm
 from tacit.objective.randomness import split_draws
@@ -34,23 +34,20 @@ def difference_target(
             they are mirrored). Each group takes one float64 vector of the parameters' size: pass
             groups=2 where memory is short.
     """
-    if groups is not None and (
-        isinstance(groups, bool) or not isinstance(groups, int) or groups < 1
-    ):
-        raise InputError(f"groups is {groups!r}: pass a whole number, at least 1.")
-    params = check_objective(technique).point(params)
-    check_objective(plain)
-    floors = technique.rounding(params)
+    for objective in (technique, plain):
+        check_objective(objective)
     if groups is None:
         draws = [_independent_draws(o) for o in (technique, plain) if o.training]
         groups = max(2, min([GROUPS, *draws]))  # with one draw, two groups are refused below
-    plain_groups = _group_gradients(plain, params, groups)
-    technique_groups = _group_gradients(technique, params, groups)
-    gradient_norm = norm(plain_groups[0][1])
-    vectors = _subtract_in_place(
-        [gradient for _, gradient in technique_groups], [gradient for _, gradient in plain_groups]
-    )
-    loss = sum(value for value, _ in technique_groups) / len(technique_groups)
+    else:
+        check_whole("groups", groups)
+    params = technique.point(params)
+    floors = technique.rounding(params)
+    _, plain_gradients = zip(*_group_gradients(plain, params, groups), strict=True)
+    losses, gradients = zip(*_group_gradients(technique, params, groups), strict=True)
+    gradient_norm = norm(plain_gradients[0])
+    vectors = _subtract_in_place(gradients, plain_gradients)
+    loss = sum(losses) / len(losses)
     point = TargetPoint(params, vectors, floors, gradient_norm, loss_value=loss)
     return Target(Setting("difference", technique, plain, len(vectors)), (point,))
 
@@ -84,14 +81,14 @@ def difference_equations(
     return write_equations(target.setting, target.points, candidates, rows)
 
 
-def _subtract_in_place(technique: list[Params], plain: list[Params]) -> list[Params]:
+def _subtract_in_place(technique: Sequence[Params], plain: Sequence[Params]) -> Sequence[Params]:
     """Differences of group gradients; the longer list is overwritten to save memory.
 
     An objective without randomness has a single gradient, which all groups share.
     """
-    longer, shorter, sign = (
-        (technique, plain, 1) if len(technique) >= len(plain) else (plain, technique, -1)
-    )
+    longer, shorter, sign = technique, plain, 1
+    if len(plain) > len(technique):
+        longer, shorter, sign = plain, technique, -1
     for group, target in enumerate(longer):
         for name, tensor in target.items():
             tensor.sub_(shorter[group % len(shorter)][name]).mul_(sign)
@@ -105,10 +102,9 @@ def _group_gradients(
     if not objective.training:
         return [objective.value_and_gradient(params)]
     if _independent_draws(objective) < groups:
-        needed = 2 * groups if objective.paired else groups
+        pairs, needed = (" of mirrored pairs", 2 * groups) if objective.paired else ("", groups)
         raise InputError(
-            f"{objective.draws} draws cannot make {groups} groups"
-            f"{' of mirrored pairs' if objective.paired else ''}: pass "
+            f"{objective.draws} draws cannot make {groups} groups{pairs}: pass "
             f"Objective(…, training=True, draws={needed}) or more, or fewer groups."
         )
     return [

@@ -2,9 +2,9 @@
 
 import math
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -13,28 +13,34 @@ from torch.optim import SGD, Adam, Optimizer
 from tacit.equations.equations import Equations
 from tacit.equations.recording import flow_time
 from tacit.equations.rows import check_candidates
-from tacit.equations.target import Setting, Target
+from tacit.equations.target import Setting, Target, TargetPoint
 from tacit.equations.trajectory import Trajectory, trajectory_target
-from tacit.errors import InputError
+from tacit.errors import InputError, check_type, check_whole
 from tacit.objective.objective import Objective
 from tacit.objective.params import Params, Scope, float64_zeros, norm, to_float64, trainable
-from tacit.regularizers.family import Columns, Regularizer
+from tacit.regularizers.family import Columns, Regularizer, join_columns, whole_column
+
+MeanColumns = dict[Regularizer, dict[str, Params]]
+"""Mean gradients over an epoch, by regularizer, column and tensor."""
 
 
-@dataclass(frozen=True, eq=False)
-class Epoch:
+class Epoch(NamedTuple):
     """One epoch: means over the points that its steps started from, and its total displacement."""
 
     mean: Params
     displacement: Params
     """In float64; after Adam scaled by √v̂ + ε, so that displacement/time is a mean gradient."""
     time: float
-    columns: dict[Regularizer, dict[str, Params]]
-    """Mean gradients of the averaged regularizers, by column and tensor."""
+    columns: MeanColumns
 
 
 class EpochAverages:
-    """Means over the epochs of a training loop; see `average_epochs`."""
+    """Means over the epochs of a training loop; see `average_epochs`.
+
+    Not shared with the epochs of `tacit.ensembles`, whose arithmetic differs: plain means in the
+    dtype of training, over flat rows of members that stop at different epochs, because all steps of
+    an epoch take the same time there. Here sums are in float64, weighted by each step's time.
+    """
 
     def __init__(
         self, model: nn.Module, optimizer: Optimizer, averaged: Sequence[Regularizer], epochs: int
@@ -51,7 +57,7 @@ class EpochAverages:
         params = trainable(self._model)
         self._start = {n: to_float64(p).clone() for n, p in params.items()}
         self._sums, self._points, self._time = float64_zeros(params), 0, 0.0
-        self._column_sums: dict[Regularizer, dict[str, Params]] = {}
+        self._column_sums: MeanColumns = {r: {} for r in self._averaged}
 
     @torch.no_grad()
     def _add_point(self, *_: Any) -> None:
@@ -59,25 +65,20 @@ class EpochAverages:
         skipped = getattr(self._optimizer, "found_inf", None)
         if skipped is not None and float(skipped):  # a fused optimizer is called but does not move
             return
-        params, time = trainable(self._model), _step_time(self._optimizer)
-        if params.keys() != self._start.keys():
-            self._restart()
+        params, time = trainable(self._model), flow_time(self._optimizer)
+        if params.keys() != self._start.keys():  # earlier epochs have other equations
+            if self._points:
+                raise InputError(
+                    "parameters were frozen or unfrozen within an epoch: call end_epoch() before."
+                )
+            self._epochs.clear()
+            self._start_epoch()
         self._points += 1
         self._time += time
         _add_weighted(self._sums, params, time)
-        for regularizer in self._averaged:
-            sums = self._column_sums.setdefault(regularizer, {})
+        for regularizer, sums in self._column_sums.items():
             for name, column in regularizer.gradient(params).items():
                 _add_weighted(sums.setdefault(name, float64_zeros(params)), column, time)
-
-    def _restart(self) -> None:
-        """Discard all epochs, because other parameters train now; refused within an epoch."""
-        if self._points:
-            raise InputError(
-                "parameters were frozen or unfrozen within an epoch: call end_epoch() before."
-            )
-        self._epochs.clear()
-        self._start_epoch()
 
     def end_epoch(self) -> None:
         """End the current epoch; call this after the last update of every epoch."""
@@ -86,37 +87,27 @@ class EpochAverages:
                 "end_epoch() was called before any update of the optimizer (or all had a step size "
                 "of zero): call it after the last optimizer.step() of every epoch."
             )
-        params = {n: p for n, p in _all_parameters(self._model).items() if n in self._start}
-        metric = _adam_metric(self._model, self._optimizer)
-        moved = {n: to_float64(p) - self._start[n] for n, p in params.items()}
-        self._epochs.append(
-            Epoch(
-                mean={n: (s / self._time).to(params[n]) for n, s in self._sums.items()},
-                displacement={n: m if metric is None else m * metric[n] for n, m in moved.items()},
-                time=self._time,
-                columns={
-                    regularizer: {
-                        column: {n: t / self._time for n, t in tensors.items()}
-                        for column, tensors in sums.items()
-                    }
-                    for regularizer, sums in self._column_sums.items()
-                },
-            )
-        )
+        params = {n: p.detach() for n, p in self._model.named_parameters() if n in self._start}
+        mean = {n: p.to(params[n]) for n, p in _divide(self._sums, self._time).items()}
+        scales = _adam_scales(self._model, self._optimizer)
+        moved = {
+            n: (to_float64(p) - self._start[n]) * scales.get(n, 1.0) for n, p in params.items()
+        }
+        columns = {
+            regularizer: {name: _divide(total, self._time) for name, total in sums.items()}
+            for regularizer, sums in self._column_sums.items()
+        }
+        self._epochs.append(Epoch(mean, moved, self._time, columns))
         self._start_epoch()
 
     def target(self, objective: Objective) -> Target:
         """−∇L(θ̄) − Δθ/time of every recorded epoch: one pass over the data each."""
         if not self._epochs:
             raise InputError("no epoch was closed: call end_epoch() after each.")
-        points = []
-        for epoch in self._epochs:
-            path = Trajectory([epoch.mean], [epoch.displacement], [epoch.time])
-            (point,) = trajectory_target(objective, path).points
-            averaged = {r: _with_mean_columns(r, epoch) for r in epoch.columns}
-            unsettled = {r.name: _gradient_spread(r, epoch) for r in epoch.columns}
-            points.append(replace(point, averaged=averaged, unsettled=unsettled))
-        return Target(Setting("trajectory", objective), tuple(points), epochs=True)
+        means, displacements, times, columns = zip(*self._epochs, strict=True)
+        path = trajectory_target(objective, Trajectory(means, displacements, times))
+        points = map(_with_mean_columns, path.points, columns)
+        return Target(Setting("trajectory", objective, epochs=True), tuple(points))
 
     def equations(
         self,
@@ -140,11 +131,7 @@ class EpochAverages:
 
 
 def average_epochs(
-    model: nn.Module,
-    optimizer: Optimizer,
-    *,
-    averaged: Sequence[Regularizer] = (),
-    epochs: int = 1,
+    model: nn.Module, optimizer: Optimizer, *, averaged: Sequence[Regularizer] = (), epochs: int = 1
 ) -> EpochAverages:
     """Average a training loop over its epochs, so that the noise of single batches cancels.
 
@@ -184,20 +171,12 @@ def average_epochs(
     >>> round(fit.strengths["l2"], 2), len(fit.sources)  # weight decay 0.2 is 0.1 ‖θ‖²
     (0.1, 4)
     """
-    if not isinstance(model, nn.Module):
-        raise InputError(
-            f"average_epochs was given a {type(model).__name__}: pass a torch.nn.Module."
-        )
+    check_type("model", model, nn.Module, "a torch.nn.Module")
     _check_optimizer(model, optimizer)
-    if isinstance(epochs, bool) or not isinstance(epochs, int) or epochs < 1:
-        raise InputError(f"epochs is {epochs!r}: pass a whole number of epochs, at least 1.")
+    check_whole("epochs", epochs)
     if not isinstance(averaged, Sequence) or any(not isinstance(r, Regularizer) for r in averaged):
         raise InputError("averaged is not a list of regularizers: pass one, as in [tacit.l2()].")
     return EpochAverages(model, optimizer, averaged, epochs)
-
-
-def _all_parameters(model: nn.Module) -> Params:
-    return {n: p.detach() for n, p in model.named_parameters()}
 
 
 def _add_weighted(sums: Params, tensors: Mapping[str, Tensor], weight: float) -> None:
@@ -205,31 +184,36 @@ def _add_weighted(sums: Params, tensors: Mapping[str, Tensor], weight: float) ->
         total.add_(tensors[name].to(total.device), alpha=weight)
 
 
-def _with_mean_columns(regularizer: Regularizer, epoch: Epoch) -> Regularizer:
-    """The regularizer with its columns averaged over the epoch, instead of taken at a point."""
-    mean_columns = epoch.columns[regularizer]
-
-    def bind(params: Params) -> Columns:
-        active = regularizer.bind(params).active
-        columns = list(mean_columns.values())
-
-        def rows(tensor: str, part: slice) -> Tensor:
-            slices = [columns[c][tensor].flatten()[part] for c in active[tensor]]
-            return torch.stack(slices, dim=1).to(params[tensor].device)
-
-        return Columns(tuple(mean_columns), active, rows)
-
-    return replace(regularizer, bind=bind)
+def _divide(sums: Params, time: float) -> Params:
+    return {n: total / time for n, total in sums.items()}
 
 
-def _gradient_spread(regularizer: Regularizer, epoch: Epoch) -> float:
+def _with_mean_columns(point: TargetPoint, columns: MeanColumns) -> TargetPoint:
+    """An epoch's point with its averaged columns, and their distance from those at the point."""
+    averaged = {r: _join_means(r, means, point.params) for r, means in columns.items()}
+    unsettled = {r.name: _gradient_spread(r, means, point.params) for r, means in columns.items()}
+    return replace(point, averaged=averaged, unsettled=unsettled)
+
+
+def _join_means(regularizer: Regularizer, means: dict[str, Params], params: Params) -> Columns:
+    """The mean gradients as columns, each on the tensors where the regularizer has it."""
+    active = regularizer.bind(params).active
+    return join_columns(
+        [
+            whole_column(name, {n: mean[n].to(params[n].device) for n in active if j in active[n]})
+            for j, (name, mean) in enumerate(means.items())
+        ]
+    )
+
+
+def _gradient_spread(regularizer: Regularizer, means: dict[str, Params], params: Params) -> float:
     """‖mean of ∇R − ∇R at the mean point‖ / ‖mean of ∇R‖, the largest over the columns."""
-    at_mean = regularizer.gradient({n: p.detach() for n, p in epoch.mean.items()})
-    largest = 0.0
-    for name, mean in epoch.columns[regularizer].items():
+    at_mean, ratios = regularizer.gradient(params), [0.0]
+    for name, mean in means.items():
         distance = norm({n: mean[n] - at_mean[name][n].to(mean[n].device) for n in mean})
-        largest = max(largest, distance / norm(mean) if norm(mean) else 0.0)
-    return largest
+        length = norm(mean)
+        ratios.append(distance / length if length else 0.0)
+    return max(ratios)
 
 
 def _check_optimizer(model: nn.Module, optimizer: Optimizer) -> None:
@@ -237,9 +221,8 @@ def _check_optimizer(model: nn.Module, optimizer: Optimizer) -> None:
     unsupported = [g.get("decoupled_weight_decay") or g.get("amsgrad") for g in groups]
     if not isinstance(optimizer, SGD | Adam) or any(unsupported):
         raise InputError(
-            f"average_epochs was given {type(optimizer).__name__}: it supports SGD, and Adam "
-            "without amsgrad and with weight decay in the loss (not decoupled, as in AdamW). Train "
-            "with one of those, or use endpoint_equations."
+            f"optimizer is {type(optimizer).__name__}: pass SGD, or Adam without amsgrad and with "
+            "weight decay in the loss (not decoupled, as in AdamW), or use endpoint_equations."
         )
     trained = {id(p) for group in groups for p in group["params"]}
     missing = [n for n, p in model.named_parameters() if p.requires_grad and id(p) not in trained]
@@ -248,38 +231,18 @@ def _check_optimizer(model: nn.Module, optimizer: Optimizer) -> None:
             f"the optimizer does not train {missing[0]!r} and {len(missing) - 1} others: their "
             "displacement carries no information. Set requires_grad=False for them."
         )
-    _step_time(optimizer)
+    flow_time(optimizer)  # raises here rather than at the first update
 
 
-def _step_time(optimizer: Optimizer) -> float:
-    """Flow time of one step: η/(1−β) for SGD with momentum β, η for Adam."""
-    if isinstance(optimizer, SGD):
-        return flow_time(optimizer)
-    rates = {float(group["lr"]) for group in optimizer.param_groups}
-    if len(rates) > 1:
-        raise InputError(
-            f"the optimizer's parameter groups have different step sizes {sorted(rates)}: one time "
-            "per step is needed. Use the same lr for all."
-        )
-    return rates.pop()
-
-
-def _adam_metric(model: nn.Module, optimizer: Optimizer) -> Params | None:
-    """√v̂ + ε of Adam, by parameter; None for SGD."""
-    if isinstance(optimizer, SGD):
-        return None
-    metric: dict[int, Callable[[], Tensor]] = {}
+def _adam_scales(model: nn.Module, optimizer: Optimizer) -> Params:
+    """√v̂ + ε of Adam, by parameter; none for SGD, and for parameters that had no gradient."""
+    names = {id(p): n for n, p in model.named_parameters()}
+    scales = {}
     for group in optimizer.param_groups:
         for parameter in group["params"]:
-            metric[id(parameter)] = lambda p=parameter, g=group: _adam_scale(
-                p, optimizer.state[p], g
-            )
-    trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
-    return {n: metric[id(p)]() for n, p in trained.items()}
-
-
-def _adam_scale(parameter: Tensor, state: Mapping[str, Any], group: Mapping[str, Any]) -> Tensor:
-    if "step" not in state:  # it had no gradient, and did not move
-        return torch.ones_like(to_float64(parameter.detach()))
-    decay = group["betas"][1] ** float(state["step"])
-    return to_float64(state["exp_avg_sq"]).sqrt() / math.sqrt(1 - decay) + group["eps"]
+            state = optimizer.state.get(parameter, {})
+            if id(parameter) in names and "exp_avg_sq" in state:
+                bias = math.sqrt(1 - group["betas"][1] ** float(state["step"]))
+                root = to_float64(state["exp_avg_sq"]).sqrt() / bias
+                scales[names[id(parameter)]] = root + group["eps"]
+    return scales

@@ -5,14 +5,14 @@ Signs and scale, once: ∇L + Σ λ_k ∇R_k = 0, L the mean over examples, R a 
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from tacit.equations.files import read_file, write_file
-from tacit.errors import InputError
+from tacit.errors import InputError, check_type
 
 if TYPE_CHECKING:
     from tacit.equations.target import Origin
@@ -122,9 +122,7 @@ class Equations:
         sources = tuple(replace(source, layer=label) for source in self.sources)
         equations = replace(self, blocks=blocks, sources=sources, origin=None)
         norms = equations.factor()[:, : len(self.names)].norm(dim=0)
-        return equations.select_columns(
-            [j for j, length in enumerate(norms.tolist()) if length > 0]
-        )
+        return equations.select_columns((norms > 0).nonzero()[:, 0].tolist())
 
     def steps(self, source: int = 0) -> list["Equations"]:
         """The equations of each step of a trajectory, in order; an endpoint has one step."""
@@ -162,7 +160,16 @@ class Equations:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the equations (safetensors): they are the costly part, and refitting is free."""
-        write_file(path, self._header(), [block.factor for block in self.blocks])
+        header = {
+            "families": self.families,
+            "names": self.names,
+            "targets": self.targets,
+            "sources": [vars(source) for source in self.sources],
+            "blocks": [
+                {k: v for k, v in vars(block).items() if k != "factor"} for block in self.blocks
+            ],
+        }
+        write_file(path, header, [block.factor for block in self.blocks])
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> "Equations":
@@ -179,44 +186,24 @@ class Equations:
             sources=tuple(Source(**source) for source in header["sources"]),
         )
 
-    def _header(self) -> dict[str, Any]:
-        """Everything but the factors, as plain values."""
-        return {
-            "families": self.families,
-            "names": self.names,
-            "targets": self.targets,
-            "sources": [asdict(source) for source in self.sources],
-            "blocks": [
-                {k: v for k, v in vars(block).items() if k != "factor"} for block in self.blocks
-            ],
-        }
-
 
 def stack(equations: Iterable[Equations]) -> Equations:
     """Many endpoints, replicates or steps as one system with one shared λ."""
-    if isinstance(equations, Equations) or not isinstance(equations, Iterable):
-        raise InputError(
-            f"stack was given a {type(equations).__name__}: pass a list of equations, as in "
-            "tacit.stack([first, second])."
-        )
+    example = "a list of equations, as in tacit.stack([first, second])"
+    check_type("what stack was given", equations, Iterable, example)
     parts = list(equations)
     if not parts:
         raise InputError("stack was given no equations: pass at least one.")
     for part in parts:
-        if not isinstance(part, Equations):
-            raise InputError(
-                f"stack was given a {type(part).__name__} among the equations: pass what "
-                "endpoint_equations, difference_equations or trajectory_equations return."
-            )
+        check_type("a part of a stack", part, Equations, "what endpoint_equations returns")
     first = parts[0]
     blocks: list[Block] = []
     sources: list[Source] = []
     for part in parts:
         if (part.names, part.targets) != (first.names, first.targets):
             raise InputError(
-                f"equations in {part.names} with {part.targets} target columns cannot be stacked "
-                f"on equations in {first.names} with {first.targets}: write them all with the "
-                "same regularizers and groups."
+                f"equations in {part.names} with {part.targets} target columns do not stack on "
+                f"{first.names} with {first.targets}: use the same regularizers and groups."
             )
         blocks += [replace(block, source=block.source + len(sources)) for block in part.blocks]
         sources += part.sources

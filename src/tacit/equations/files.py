@@ -26,8 +26,7 @@ def write_file(path: str | os.PathLike[str], header: dict[str, Any], factors: li
     except OSError as error:
         partial.unlink(missing_ok=True)
         raise InputError(
-            f"equations cannot be written to {path}: {error}. Pass a path in a folder that "
-            "exists and can be written to."
+            f"equations cannot be written to {path}: {error}. Pass a path in a folder that exists."
         ) from error
 
 
@@ -41,8 +40,7 @@ def read_file(path: str | os.PathLike[str]) -> tuple[dict[str, Any], list[Tensor
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 # not a mapping
     except (OSError, SafetensorError) as error:
         raise InputError(
-            f"{path} holds no equations that can be read: {error}. Pass a file that "
-            "Equations.save wrote."
+            f"{path} holds no equations: {error}. Pass a file that Equations.save wrote."
         ) from error
     if metadata.get("format") != FORMAT:
         raise InputError(

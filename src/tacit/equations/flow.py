@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from tacit.errors import InputError
+from tacit.errors import check_whole
 from tacit.objective.objective import Objective
 from tacit.objective.params import Params, to_float64
 
@@ -21,24 +21,20 @@ def rk4(substeps: int = 10) -> Reference:
     Costs 4·substeps gradients per step. Trap: an Euler reference of k substeps instead would bias
     the strength of ‖∇L‖² by exactly 1 − 1/k.
     """
-    if isinstance(substeps, bool) or not isinstance(substeps, int) or substeps < 1:
-        raise InputError(f"substeps is {substeps!r}: pass a whole number, at least 1.")
+    check_whole("substeps", substeps)
 
     def reference(objective: Objective, point: Params, time: float) -> Params:
         start = {n: to_float64(p) for n, p in point.items()}
         displacement = {n: p.new_zeros(p.shape) for n, p in start.items()}
         h = time / substeps
 
-        def velocity(ahead: float, direction: Params | None) -> Params:
+        def velocity(ahead: float, direction: Params) -> Params:
             """−∇L at the current point plus ahead·direction."""
-            params = {
-                n: p + displacement[n] + (ahead * direction[n] if direction is not None else 0)
-                for n, p in start.items()
-            }
+            params = {n: p + displacement[n] + ahead * direction[n] for n, p in start.items()}
             return {n: g.neg_() for n, g in objective.gradient(params).items()}
 
         for _ in range(substeps):
-            k1 = velocity(0, None)
+            k1 = velocity(0, displacement)
             k2 = velocity(h / 2, k1)
             k3 = velocity(h / 2, k2)
             k4 = velocity(h, k3)

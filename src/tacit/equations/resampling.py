@@ -16,10 +16,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from tacit.equations.endpoint import endpoint_equations
 from tacit.equations.equations import Equations, stack
 from tacit.equations.rows import check_candidates
-from tacit.errors import InputError
+from tacit.equations.target import endpoint_equations
+from tacit.errors import InputError, check_choice, check_type, check_whole
 from tacit.objective.batches import check_weights
 from tacit.objective.borrowing import forked_randomness, restored
 from tacit.objective.losses import Loss
@@ -95,17 +95,15 @@ def bootstrap(  # noqa: PLR0913 # the data and the algorithm, then keyword optio
     with restored(model) as restore:
         for index in track(range(replicates + 1), total=replicates + 1, label="bootstrap"):
             # Two seeds of 32 bits: one for the resample, one that any library accepts.
-            resample_seed, train_seed = (
-                np.random.SeedSequence([seed, index]).generate_state(2).tolist()
-            )
+            seeds = np.random.SeedSequence([seed, index]).generate_state(2)
+            resample_seed, train_seed = seeds.tolist()
             sample = data
             if index:
-                rows = _resample(len(data[-1]), weights, resample_seed).to(data[-1].device)
-                sample = (
-                    tuple(part[rows.to(part.device)] for part in data)
-                    if kind == "pairs"
-                    else (*data[:-1], fitted + residuals[rows])
-                )
+                rows = _resample(len(data[-1]), weights, resample_seed)
+                if kind == "pairs":
+                    sample = tuple(part[rows.to(part.device)] for part in data)
+                else:
+                    sample = (*data[:-1], fitted + residuals[rows.to(residuals.device)])
             restore()
             with forked_randomness(devices):
                 seed_devices(train_seed, devices)
@@ -120,43 +118,30 @@ def bootstrap(  # noqa: PLR0913 # the data and the algorithm, then keyword optio
 
 
 def _check(data: Any, train: Any, replicates: Any, kind: Any, seed: Any) -> None:
-    for name, number, least in (("replicates", replicates, 1), ("seed", seed, 0)):
-        if isinstance(number, bool) or not isinstance(number, int) or number < least:
-            raise InputError(f"{name} is {number!r}: pass a whole number, at least {least}.")
-    if kind not in ("pairs", "residual"):
-        raise InputError(f"kind is {kind!r}: pass 'pairs' or 'residual'.")
+    check_whole("replicates", replicates)
+    check_whole("seed", seed, least=0)
+    check_choice("kind", kind, ("pairs", "residual"))
     if not callable(train):
+        raise InputError(f"train is a {type(train).__name__}: pass a function train(data, seed).")
+    if type(data) is not tuple or len(data) < 2 or not all(isinstance(t, Tensor) for t in data):
+        described = type(data).__name__
+        if isinstance(data, list | tuple):
+            types = ", ".join(dict.fromkeys(type(part).__name__ for part in data))
+            described += f" of {len(data)} ({types or 'empty'})"
         raise InputError(
-            f"train is a {type(train).__name__}: pass a function train(data, seed) that returns "
-            "the trained parameters by name."
-        )
-    if not _resampleable(data):
-        raise InputError(
-            f"data is {_describe(data)}: resampling needs a tuple of tensors (inputs, …, target), "
-            "one row per example; gather a loader's batches with torch.cat."
+            f"data is a {described}: resampling needs a tuple of tensors (inputs, …, target), one "
+            "row per example; gather a loader's batches with torch.cat."
         )
     sizes = {len(t) if t.ndim else 0 for t in data}
     if len(sizes) > 1 or not max(sizes):
         raise InputError(
-            f"the tensors of data have {sorted(sizes)} rows: each needs the same number, one row "
-            "per example, and at least one."
+            f"the tensors of data have {sorted(sizes)} rows: each needs one row per example, and "
+            "at least one."
         )
     if kind == "residual" and not data[-1].is_floating_point():
         raise InputError(
-            f"targets are {data[-1].dtype}: a residual bootstrap adds residuals to predictions, "
-            "which needs real-valued targets. Pass kind='pairs'."
+            f"targets are {data[-1].dtype}: residuals need real-valued targets. Pass kind='pairs'."
         )
-
-
-def _resampleable(data: Any) -> bool:
-    return type(data) is tuple and len(data) > 1 and all(isinstance(t, Tensor) for t in data)
-
-
-def _describe(data: Any) -> str:
-    if not isinstance(data, list | tuple):
-        return f"a {type(data).__name__}"
-    types = ", ".join(dict.fromkeys(type(part).__name__ for part in data))
-    return f"a {type(data).__name__} of {len(data)} ({types or 'empty'})"
 
 
 def _resample(count: int, weights: Tensor | None, seed: int) -> Tensor:
@@ -174,11 +159,7 @@ def _resample(count: int, weights: Tensor | None, seed: int) -> Tensor:
 
 def check_point(objective: Objective, params: Any, *, what: str) -> Params:
     """Parameters by name as a point of the objective; anything else is refused."""
-    if not isinstance(params, Mapping):
-        raise InputError(
-            f"{what} is a {type(params).__name__}: parameters by name are needed, as in "
-            "dict(model.named_parameters())."
-        )
+    check_type(what, params, Mapping, "parameters by name, as in dict(model.named_parameters())")
     return check_objective(objective).point(params, what=what)
 
 

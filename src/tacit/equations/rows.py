@@ -1,21 +1,22 @@
 """From gradients to blocks: rows of [design | targets] are read in slices and factorised."""
 
-import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from numbers import Real
 
 import torch
 from torch import Tensor
 
 from tacit.equations.equations import Block, Family, triangular_factor
-from tacit.errors import InputError
-from tacit.objective.params import Params, Scope, layer_of, select, shorten, to_float64
+from tacit.errors import InputError, check_number
+from tacit.objective.params import Params, Scope, layer_of, select, shorten
 from tacit.regularizers.family import Columns, Regularizer, join_columns
 
 CHUNK = 2**21
 """Largest number of entries of [design | targets] in memory at once (16 MiB)."""
+
+Averaged = Mapping[Regularizer, Columns]
+"""For regularizers that were averaged over an epoch, their mean columns."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,7 +29,6 @@ class BoundCandidates:
     families: tuple[Family, ...]
     columns: Columns
     known: list[tuple[float, Columns]]
-    known_strengths: dict[str, float]
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,53 +39,38 @@ class Candidates:
     known: dict[Regularizer, float]
 
     def bind(
-        self,
-        params: Params,
-        rows: Scope = None,
-        *,
-        averaged: Mapping[Regularizer, Regularizer] | None = None,
+        self, params: Params, rows: Scope = None, *, averaged: Averaged | None = None
     ) -> BoundCandidates:
         """All columns at these parameters.
 
         Args:
             params: the point.
             rows: which parameters' equations are written; by default all.
-            averaged: for regularizers whose columns are means over an epoch, the regularizer that
-                returns these means.
+            averaged: the columns that are means over an epoch.
         """
-        averaged = averaged or {}
-        _check_averaged(averaged, (*self.estimated, *self.known))
-        parts = [averaged.get(r, r).bind(params) for r in self.estimated]
-        families = tuple(
-            Family(r.name, r.kind, len(part.names))
-            for r, part in zip(self.estimated, parts, strict=True)
-        )
-        columns = join_columns(parts)
-        if repeated := _repeated(columns.names):
-            raise InputError(
-                f"several regularizers are named {shorten(repeated)}: give each a name with name=, "
-                "as in tacit.l2(scope='*.bias', name='l2 of biases')."
-            )
-        known = [(s, averaged.get(r, r).bind(params)) for r, s in self.known.items()]
-        if repeated := _repeated([r.name for r in self.known]):
-            raise InputError(
-                f"several known penalties are named {shorten(repeated)}: give each a name with "
-                "name=."
-            )
-        for _, column in known:
-            if len(column.names) != 1:
+        averaged, regularizers = averaged or {}, (*self.estimated, *self.known)
+        check_averaged(averaged, regularizers)
+        parts = {r: averaged.get(r) or r.bind(params) for r in regularizers}
+        columns = join_columns([parts[r] for r in self.estimated])
+        known_names = [r.name for r in self.known]
+        for what, names in (("regularizers", columns.names), ("known penalties", known_names)):
+            if repeated := [name for name, times in Counter(names).items() if times > 1]:
                 raise InputError(
-                    f"known penalty {column.names[0]!r} has {len(column.names)} coefficients: "
-                    "known= takes penalties of one strength."
+                    f"several {what} are named {shorten(repeated)}: give each a name with name=, "
+                    "as in tacit.l2(scope='*.bias', name='l2 of biases')."
                 )
-        strengths = {r.name: float(strength) for r, strength in self.known.items()}
-        chosen = select(params, rows, what="rows")
-        return BoundCandidates(params, chosen, families, columns, known, strengths)
+        for r in self.known:
+            if (size := len(parts[r].names)) != 1:
+                raise InputError(
+                    f"known penalty {r.name!r} has {size} coefficients: known= takes penalties of "
+                    "one strength."
+                )
+        families = tuple(Family(r.name, r.kind, len(parts[r].names)) for r in self.estimated)
+        known = [(strength, parts[r]) for r, strength in self.known.items()]
+        return BoundCandidates(params, select(params, rows, what="rows"), families, columns, known)
 
 
-def _check_averaged(
-    averaged: Mapping[Regularizer, Regularizer], candidates: Sequence[Regularizer]
-) -> None:
+def check_averaged(averaged: Iterable[Regularizer], candidates: Iterable[Regularizer]) -> None:
     """Refuse another object with an averaged regularizer's name: means are found by identity."""
     by_name = {regularizer.name: regularizer for regularizer in averaged}
     for candidate in candidates:
@@ -94,10 +79,6 @@ def _check_averaged(
                 f"{candidate.name!r} was averaged while training, but this is another object of "
                 "that name: pass the one that was averaged, or give this one another name."
             )
-
-
-def _repeated(names: Sequence[str]) -> list[str]:
-    return [name for name, times in Counter(names).items() if times > 1]
 
 
 def check_candidates(
@@ -110,33 +91,25 @@ def check_candidates(
         raise InputError(
             f"regularizers is {regularizers!r}: pass at least one, as in [tacit.l2()]."
         )
-    if known is not None and not isinstance(known, Mapping):
+    known = {} if known is None else known
+    if not isinstance(known, Mapping):
         raise InputError(
             f"known is a {type(known).__name__}: pass a dictionary from penalty to strength, as in "
             "{tacit.l2(): 5e-5}."
         )
-    for candidate in (*regularizers, *(known or {})):
+    for candidate in (*regularizers, *known):
         if not isinstance(candidate, Regularizer):
-            hint = " Call it, as in tacit.l2()." if callable(candidate) else ""
             raise InputError(
-                f"a regularizer is a {type(candidate).__name__}: pass what tacit.l2(), "
-                f"tacit.regularizer(name, function) and similar functions return.{hint}"
+                f"a regularizer is a {type(candidate).__name__}: pass what tacit.l2() or "
+                "tacit.regularizer(name, function) returns. Call it if it is a function."
             )
-    for penalty, strength in (known or {}).items():
-        is_number = isinstance(strength, Real) and not isinstance(strength, bool)
-        if not is_number or not math.isfinite(strength):
-            raise InputError(
-                f"the known strength of {penalty.name!r} is {strength!r}: pass a finite number "
-                "(for torch's weight_decay w it is {tacit.l2(): w / 2})."
-            )
-    return Candidates(tuple(regularizers), dict(known or {}))
+    for penalty, strength in known.items():
+        check_number(f"the known strength of {penalty.name!r} (w/2 for weight_decay=w)", strength)
+    return Candidates(tuple(regularizers), dict(known))
 
 
 def write_blocks(
-    bound: BoundCandidates,
-    targets: Sequence[Params],
-    *,
-    floors: Mapping[str, float],
+    bound: BoundCandidates, targets: Sequence[Params], *, floors: Mapping[str, float]
 ) -> list[Block]:
     """The equations at one point as one block per layer.
 
@@ -185,19 +158,16 @@ def read_rows(
     The design has the columns of `bound.columns.active[name]`; it is empty without `columns`.
     Rows at kinks are in no equation; the mask is None where there are none.
     """
-    flat = [to_float64(target[name].flatten()[part]) for target in targets]
-    size = part.stop - part.start
-    values = torch.stack(flat, dim=1) if flat else torch.zeros(size, 0, dtype=torch.float64)
+    flat = [target[name].flatten()[part] for target in targets]
+    empty = torch.zeros(part.stop - part.start, 0, dtype=torch.float64)
+    values = torch.stack(flat, dim=1) if flat else empty
+    families = [f for f in (bound.columns, *(k for _, k in bound.known)) if name in f.active]
     for strength, known in bound.known if flat else ():
         if name in known.active:
             values = values - strength * known.rows(name, part).to(values)
     active = name in bound.columns.active
-    design = bound.columns.rows(name, part) if active and columns else values.new_zeros(size, 0)
-    masks = [
-        mask
-        for family in (bound.columns, *(known for _, known in bound.known))
-        if name in family.active and (mask := family.kinks(name, part)) is not None
-    ]
+    design = bound.columns.rows(name, part) if active and columns else empty.to(values)
+    masks = [mask for f in families if (mask := f.kinks(name, part)) is not None]
     kinks = torch.stack([mask.to(masks[0].device) for mask in masks]).any(0) if masks else None
     return design, values, kinks
 
@@ -207,10 +177,9 @@ def _read_block(
 ) -> tuple[Tensor, int]:
     """[design | targets] of a layer on a slice, and how many rows were left out at kinks."""
     design, values, kinks = read_rows(bound, name, part, targets)
-    matrix = values.new_zeros(len(values), len(active) + len(targets))
-    matrix[:, len(active) :] = values
-    position = {column: i for i, column in enumerate(active)}
-    matrix[:, [position[column] for column in bound.columns.active.get(name, ())]] = design
+    matrix = torch.cat([values.new_zeros(len(values), len(active)), values], dim=1)
+    columns = bound.columns.active.get(name, ())
+    matrix[:, [active.index(column) for column in columns]] = design
     if kinks is None:
         return matrix, 0
     kinks = kinks.to(matrix.device)

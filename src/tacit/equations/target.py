@@ -1,36 +1,42 @@
-"""What is to be explained: vectors, the points they were taken at, and where they came from."""
+"""Targets, that is, what is to be explained, and the equations written from them.
+
+The target of the endpoint, −∇L, is here; those of `difference` and `trajectory` have their modules.
+"""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from torch import Tensor
+
 from tacit.equations.equations import Block, Equations, Source
 from tacit.equations.rows import (
+    Averaged,
     BoundCandidates,
     Candidates,
     check_candidates,
     write_blocks,
 )
 from tacit.errors import InputError
-from tacit.objective.objective import Objective
-from tacit.objective.params import Params, Scope, fingerprint
+from tacit.objective.objective import Objective, check_objective
+from tacit.objective.params import Params, Scope, fingerprint, norm
 from tacit.regularizers.family import Regularizer
-
-Mode = Literal["endpoint", "difference", "trajectory"]
 
 
 @dataclass(frozen=True, eq=False)
 class Setting:
     """What a target was computed from."""
 
-    mode: Mode
+    mode: Literal["endpoint", "difference", "trajectory"]
     objective: Objective
     """The objective; the technique, for a difference."""
     plain: Objective | None = None
     """The objective without the technique, for a difference."""
     groups: int = 1
     """Groups of draws, each with a target of its own."""
+    epochs: bool = False
+    """Whether every point is an epoch of a run, and a source of its own."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,27 +50,23 @@ class TargetPoint:
     """Norm, by tensor, of a vector that would be only rounding."""
     gradient_norm: float
     loss_value: float | None = None
-    averaged: Mapping[Regularizer, Regularizer] = field(default_factory=dict)
-    """For regularizers whose columns are means over an epoch, one that returns these means."""
+    averaged: Averaged = field(default_factory=dict)
     unsettled: Mapping[str, float] = field(default_factory=dict)
     """See `Source.unsettled`."""
     fingerprint: tuple[float, ...] = ()
     """Of the parameters when the target was computed; they may be the model's live weights."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "fingerprint", self.fingerprint or self._current_fingerprint())
+        object.__setattr__(self, "fingerprint", self.fingerprint or fingerprint(self.params))
 
     def check_unchanged(self) -> None:
         """Refuse parameters that have changed since the target was computed."""
-        if self._current_fingerprint() != self.fingerprint:
+        if fingerprint(self.params) != self.fingerprint:
             raise InputError(
-                "the weights have changed since the target was computed, probably by further "
-                "training: write the equations again, or pass params= a copy of the weights, as in "
-                "{n: p.detach().clone() for n, p in model.named_parameters()}, when you write them."
+                "the weights have changed since the target was computed: write the equations again "
+                "(with params={n: p.detach().clone() for n, p in model.named_parameters()} to "
+                "train the model on meanwhile)."
             )
-
-    def _current_fingerprint(self) -> tuple[float, ...]:
-        return fingerprint(self.params)
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,9 +94,8 @@ def origin_of(fit: Any, what: str) -> Origin:
         raise InputError(f"{what} was given a {type(fit).__name__}: pass what tacit.fit returns.")
     if equations.origin is None:
         raise InputError(
-            f"{what} needs the objective, which the equations of this fit do not have: they were "
-            "read from a file or a pickle, stacked, or cut from others. Write the equations again, "
-            "for example with endpoint_equations, and fit those."
+            f"{what} needs the objective, which equations from a file or a pickle, stacks and "
+            "parts of equations do not have. Write the equations again, and fit those."
         )
     return equations.origin
 
@@ -109,8 +110,6 @@ class Target:
 
     setting: Setting
     points: tuple[TargetPoint, ...]
-    epochs: bool = False
-    """Whether every point is an epoch of a run, and a source of its own."""
 
     def equations(
         self,
@@ -130,57 +129,84 @@ class Target:
         candidates = check_candidates(regularizers, known)
         if candidates.known and self.setting.mode == "difference":
             raise InputError(
-                "known penalties are the same with and without the technique, so that they are not "
-                "part of a difference: leave known= out."
+                "known penalties are the same with and without the technique: leave known= out."
             )
         for point in self.points:
             point.check_unchanged()
-        return write_equations(self.setting, self.points, candidates, rows, epochs=self.epochs)
+        return write_equations(self.setting, self.points, candidates, rows)
 
 
 def write_equations(
-    setting: Setting,
-    points: Iterable[TargetPoint],
-    candidates: Candidates,
-    rows: Scope,
-    *,
-    epochs: bool = False,
+    setting: Setting, points: Iterable[TargetPoint], candidates: Candidates, rows: Scope
 ) -> Equations:
     """The equations of all points, read one at a time."""
     blocks: list[Block] = []
     sources: list[Source] = []
-    gradient_norms: list[float] = []
-    bound: BoundCandidates | None = None
-    point: TargetPoint | None = None
+    bound = point = None
     for number, point in enumerate(points):
         bound = candidates.bind(point.params, rows, averaged=point.averaged)
-        label = {"source": number} if epochs else {"step": number}
+        label = {"source": number} if setting.epochs else {"step": number}
         written = write_blocks(bound, point.vectors, floors=point.floors)
         blocks += [replace(block, **label) for block in written]
-        gradient_norms.append(point.gradient_norm)
-        if epochs or not sources:
-            sources.append(
-                Source(
-                    mode=setting.mode,
-                    loss_value=point.loss_value,
-                    gradient_norm=point.gradient_norm,
-                    unsettled=dict(point.unsettled),
-                    epoch=epochs,
-                    parameters=sum(point.params[name].numel() for name in bound.rows),
-                    tensors=len(bound.rows),
-                    known=bound.known_strengths,
-                    **setting.objective.describe(point.params),
-                )
+        sources.append(
+            Source(
+                mode=setting.mode,
+                loss_value=point.loss_value,
+                gradient_norm=point.gradient_norm,
+                unsettled=dict(point.unsettled),
+                epoch=setting.epochs,
+                parameters=sum(point.params[name].numel() for name in bound.rows),
+                tensors=len(bound.rows),
+                known={r.name: float(strength) for r, strength in candidates.known.items()},
+                **setting.objective.describe(point.params),
             )
+        )
     if bound is None or point is None:
         raise InputError("the target has no points: pass at least one.")
-    count = len(gradient_norms)
-    if not epochs and count > 1:
-        mean_norm = math.sqrt(sum(n**2 for n in gradient_norms) / count)
-        facts = {**setting.objective.describe(point.params), "gradient_norm": mean_norm}
-        sources = [replace(sources[0], steps=count, **facts)]
-    only_point = replace(point, vectors=()) if count == 1 else None
+    only_point = replace(point, vectors=()) if len(sources) == 1 else None
+    if not (setting.epochs or only_point):
+        mean_norm = math.sqrt(sum(s.gradient_norm**2 for s in sources) / len(sources))
+        sources = [replace(sources[-1], steps=len(sources), gradient_norm=mean_norm)]
     origin = Origin(setting, candidates, rows, only_point)
     return Equations(
         bound.families, bound.columns.names, setting.groups, tuple(blocks), tuple(sources), origin
     )
+
+
+def endpoint_target(objective: Objective, *, params: Mapping[str, Tensor] | None = None) -> Target:
+    """−∇L(θ) at one point, by default at the model's current parameters: one pass over the data."""
+    params = check_objective(objective).point(params)
+    floors = objective.rounding(params)
+    value, gradient = objective.value_and_gradient(params)
+    gradient_norm = norm(gradient)
+    vector = {name: tensor.neg_() for name, tensor in gradient.items()}
+    point = TargetPoint(params, [vector], floors, gradient_norm, loss_value=value)
+    return Target(Setting("endpoint", objective), (point,))
+
+
+def endpoint_equations(
+    objective: Objective,
+    regularizers: Regularizer | Sequence[Regularizer],
+    *,
+    params: Mapping[str, Tensor] | None = None,
+    known: Mapping[Regularizer, float] | None = None,
+    rows: Scope = None,
+) -> Equations:
+    """Equations Σ λ_k ∇R_k(θ) = −∇L(θ) at one point: the total effect of everything.
+
+    The short form of `endpoint_target(objective).equations(regularizers)`.
+
+    Trap: they assume that θ is a stationary point of L + R. Where training stopped early or
+    noisily, λ mixes regularization with unfinished optimisation.
+
+    Args:
+        objective: the loss, without any penalty.
+        regularizers: candidates whose strengths are estimated.
+        params: the point; by default the model's current parameters.
+        known: penalties that training did apply, with their strengths; their gradients are
+            subtracted from the target.
+        rows: which parameters' equations to use; by default all.
+    """
+    candidates = check_candidates(regularizers, known)  # before the pass over the data
+    target = endpoint_target(objective, params=params)
+    return write_equations(target.setting, target.points, candidates, rows)

@@ -3,7 +3,8 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from copy import copy
 from dataclasses import dataclass
-from typing import Any
+from operator import length_hint
+from typing import Any, TypeGuard
 
 import numpy as np
 import torch
@@ -12,58 +13,50 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler
 from torch.utils.data import SubsetRandomSampler as Subset
 from torch.utils.data import WeightedRandomSampler as Weighted
 
-from tacit.errors import InputError
+from tacit.errors import InputError, check_type
+
+BatchPair = tuple[Any, Tensor | None]
+"""A batch, and the weights of its examples; None where all are equal."""
 
 
 @dataclass(frozen=True, eq=False)
 class Batches:
     """Data that can be read repeatedly, as pairs of a batch and its weights."""
 
-    read: Callable[[], Iterator[tuple[Any, Tensor | None]]]
+    read: Callable[[], Iterator[BatchPair]]
     length: int | None
     """Number of batches where it is known (only for the progress bar)."""
     generators: tuple[torch.Generator, ...] = ()
     """Generators that belong to the data; their states must be restored after reading."""
-    sample: Callable[[int], tuple[Any, Tensor | None]] | None = None
-    """sample(n): at most n examples spread over the data, where that is cheap."""
+    sample: Callable[[int], BatchPair | None] | None = None
+    """sample(n): at most n examples spread over the data, if that is cheap; None if not finite."""
 
 
-def open_batches(data: Any, *, weights: Tensor | None, batch_size: int) -> Batches:
+def open_batches(data: Any, weights: Tensor | None, batch_size: int) -> Batches:
     """Check the data and return its batches."""
-    if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
-        raise InputError(f"batch_size is {batch_size!r}: pass a whole number of at least 1.")
-    if _is_tensor_data(data):
+    values = data.values() if isinstance(data, Mapping) else data if type(data) is tuple else ()
+    if len(values) > 0 and all(isinstance(value, Tensor) for value in values):
         return _tensor_batches(data, weights, batch_size)
     if weights is not None:
         raise InputError(
-            "weights= needs data in tensors, whose order is known. For a loader, put the "
-            "weights into its batches and return (losses, weights) from the batch_loss of "
-            "Objective.from_batch_loss."
+            "weights= needs data in tensors, whose order is known. For a loader, put the weights "
+            "into its batches and return (losses, weights) from Objective.from_batch_loss."
         )
-    if isinstance(data, Dataset) and not isinstance(data, IterableDataset):
+    if _is_indexed(data):
         data = DataLoader(data, batch_size=batch_size)
-    if not isinstance(data, Iterable):
-        raise InputError(
-            f"data is a {type(data).__name__}: pass a tuple of tensors (inputs, …, target), "
-            "a DataLoader, or a list of batches."
-        )
-    if isinstance(data, Iterator):
-        raise InputError(
-            f"data is a {type(data).__name__}, which can be read only once; tacit reads the data "
-            "more than once. Pass list(data), or an object whose __iter__ starts at the beginning."
-        )
-    generators = ()
+    forms = "a tuple of tensors (inputs, …, target), a DataLoader, or a list of batches"
+    check_type("data", data, Iterable, forms)
+    owners = ()
     if isinstance(data, DataLoader):
         _check_loader(data)
         owners = (data, data.sampler)
-        candidates = [getattr(owner, "generator", None) for owner in owners]
-        generators = tuple(g for g in candidates if isinstance(g, torch.Generator))
-    return Batches(lambda: ((batch, None) for batch in data), _length(data), generators)
+    candidates = [getattr(owner, "generator", None) for owner in owners]
+    generators = tuple(g for g in candidates if isinstance(g, torch.Generator))
+    return Batches(lambda: ((batch, None) for batch in data), length_hint(data) or None, generators)
 
 
-def _is_tensor_data(data: Any) -> bool:
-    values = data.values() if isinstance(data, Mapping) else data if type(data) is tuple else ()
-    return len(values) > 0 and all(isinstance(value, Tensor) for value in values)
+def _is_indexed(data: Any) -> TypeGuard[Dataset]:
+    return isinstance(data, Dataset) and not isinstance(data, IterableDataset)
 
 
 def _tensor_batches(data: Any, weights: Tensor | None, batch_size: int) -> Batches:
@@ -78,17 +71,15 @@ def _tensor_batches(data: Any, weights: Tensor | None, batch_size: int) -> Batch
         raise InputError("data is empty: its tensors have no rows. Pass at least one example.")
     weights = None if weights is None else check_weights(weights, count)
 
-    def read() -> Iterator[tuple[Any, Tensor | None]]:
-        for start in range(0, count, batch_size):
-            part = slice(start, start + batch_size)
-            yield slice_batch(data, part, count), None if weights is None else weights[part]
+    def rows(index: slice | Tensor) -> BatchPair:
+        return map_tensors((data, weights), lambda tensor: tensor[index])
 
-    def sample(most: int) -> tuple[Any, Tensor | None]:
-        chosen = torch.linspace(0, count - 1, min(most, count)).long()
-        examples = map_tensors(data, lambda tensor: tensor[chosen.to(tensor.device)])
-        return examples, None if weights is None else weights[chosen.to(weights.device)]
+    def sample(most: int) -> BatchPair | None:
+        examples = rows(torch.linspace(0, count - 1, min(most, count)).long())
+        return None if _count_nonfinite(examples, masks=True) else examples
 
-    return Batches(read, -(-count // batch_size), sample=sample)
+    parts = [slice(start, start + batch_size) for start in range(0, count, batch_size)]
+    return Batches(lambda: (rows(part) for part in parts), len(parts), sample=sample)
 
 
 def check_weights(weights: Any, count: int) -> Tensor:
@@ -107,13 +98,6 @@ def check_weights(weights: Any, count: int) -> Tensor:
     return weights
 
 
-def _length(data: Any) -> int | None:
-    try:
-        return len(data)
-    except TypeError:
-        return None
-
-
 def _check_loader(loader: DataLoader) -> None:
     """Refuse a loader that reads different examples at every pass.
 
@@ -125,15 +109,13 @@ def _check_loader(loader: DataLoader) -> None:
     # A batch sampler has its own sampler; the loader's default sampler is then not used.
     batcher = loader if loader.batch_sampler is None else loader.batch_sampler
     sampler = getattr(batcher, "sampler", loader.sampler)
-    with_replacement = isinstance(sampler, RandomSampler | Weighted) and sampler.replacement
-    partial = (isinstance(sampler, RandomSampler) and len(sampler) != len(sampler.data_source)) or (
-        isinstance(sampler, Weighted) and len(sampler) != len(sampler.weights)
-    )
-    if with_replacement or partial:
-        raise InputError(
-            f"the loader's {type(sampler).__name__} draws different examples at every pass, so its "
-            "mean is not one objective. Pass a loader that reads each example once."
-        )
+    if isinstance(sampler, RandomSampler | Weighted):
+        source = sampler.weights if isinstance(sampler, Weighted) else sampler.data_source
+        if sampler.replacement or len(sampler) != len(source):
+            raise InputError(
+                f"the loader's {type(sampler).__name__} draws different examples at every pass: "
+                "its mean is not one objective. Pass a loader that reads each example once."
+            )
     shuffles = isinstance(sampler, RandomSampler | Subset | Weighted)
     size = getattr(batcher, "batch_size", None) if getattr(batcher, "drop_last", False) else None
     if shuffles and size and len(sampler) % size:
@@ -144,50 +126,40 @@ def _check_loader(loader: DataLoader) -> None:
 
 
 def check_rereadable(batches: Batches, data: Any) -> None:
-    """Refuse data whose second pass would differ from its first."""
-    _check_items(data)
-    _check_restarts(batches, data)
+    """Refuse data whose second pass would differ from its first, or be empty.
 
-
-def _check_restarts(batches: Batches, data: Any) -> None:
-    """Refuse an iterable that can be read only once: later passes would be empty.
-
-    Two passes that begin differently may be shuffled, so both are counted to the end.
+    The first item of an indexed data set is read twice. Two passes over an iterable that begin
+    differently may be shuffled, so both are counted to the end.
     """
     source = getattr(data, "dataset", data)
-    indexed = isinstance(source, Dataset) and not isinstance(source, IterableDataset)
-    if indexed or batches.sample is not None:
-        return
-    rereadable = not isinstance(source, Iterable) or iter(source) is not iter(source)
-    if rereadable:
-        state = torch.get_rng_state()
-        first = next(batches.read(), None)
-        torch.set_rng_state(state)
-        if _same(first, next(batches.read(), None)):
-            return
-        first_count, second_count = (sum(1 for _ in batches.read()) for _ in range(2))
-        rereadable = first_count == second_count
-    if not rereadable:
+    indexed = _is_indexed(source)
+    lasting = indexed or batches.sample is not None or _restarts(batches, source)
+    if isinstance(data, Iterator) or not lasting:
         raise InputError(
-            f"data is a {type(source).__name__} that gives its batches only once; tacit reads the "
-            "data more than once. Pass list(data), or an object whose __iter__ starts at the "
-            "beginning."
+            f"data is a {type(source).__name__}, which can be read only once; tacit reads the data "
+            "more than once. Pass list(data), or an object whose __iter__ starts at the beginning."
         )
-
-
-def _check_items(data: Any) -> None:
-    """Refuse an indexable data set whose first item changes between two reads."""
-    dataset = getattr(data, "dataset", data)
-    if not isinstance(dataset, Dataset) or isinstance(dataset, IterableDataset):
-        return
-    if not len(dataset):  # pyright: ignore[reportArgumentType] # map-style data sets have one
+    if indexed and not len(source):  # pyright: ignore[reportArgumentType] # map-style data has one
         raise InputError("data is empty: the data set has no items. Pass at least one example.")
-    if not _same(dataset[0], dataset[0]):
+    if indexed and not _same(source[0], source[0]):
         raise InputError(
             "the data set's first item differs between two reads: a random transform is likely. "
-            "Pass the data set without augmentation, or one fixed copy of its items; to estimate "
-            "what the augmentation adds, use difference_equations on two fixed data sets."
+            "Pass it without augmentation, or a fixed copy of its items; to estimate what "
+            "augmentation adds, use difference_equations on two fixed data sets."
         )
+
+
+def _restarts(batches: Batches, source: Any) -> bool:
+    """Whether a second pass over an iterable begins as the first does, or is as long."""
+    if isinstance(source, Iterable) and iter(source) is iter(source):
+        return False
+    state = torch.get_rng_state()
+    first = next(batches.read(), None)
+    torch.set_rng_state(state)
+    if _same(first, next(batches.read(), None)):
+        return True
+    first_count, second_count = (sum(1 for _ in batches.read()) for _ in range(2))
+    return first_count == second_count
 
 
 def _same(a: Any, b: Any) -> bool:
@@ -202,7 +174,7 @@ def _same(a: Any, b: Any) -> bool:
     if isinstance(a, int | float):
         return a == b or (a != a and b != b)
     if isinstance(a, list | tuple):
-        return len(a) == len(b) and all(_same(x, y) for x, y in zip(a, b, strict=True))
+        return len(a) == len(b) and all(map(_same, a, b))
     return True
 
 
@@ -210,17 +182,9 @@ def tensors_in(batch: Any) -> Iterator[Tensor]:
     """All tensors inside a batch of nested mappings, lists and tuples."""
     if isinstance(batch, Tensor):
         yield batch
-    elif isinstance(batch, Mapping):
-        for value in batch.values():
+    elif isinstance(batch, Mapping | list | tuple):
+        for value in batch.values() if isinstance(batch, Mapping) else batch:
             yield from tensors_in(value)
-    elif isinstance(batch, list | tuple):
-        for value in batch:
-            yield from tensors_in(value)
-
-
-def move_batch(batch: Any, device: torch.device) -> Any:
-    """The batch with its tensors on a device."""
-    return map_tensors(batch, lambda tensor: tensor.to(device))
 
 
 def slice_batch(batch: Any, part: slice, count: int) -> Any:
@@ -253,24 +217,22 @@ def map_tensors(batch: Any, function: Callable[[Tensor], Tensor]) -> Any:
         for key, value in batch.items():
             changed[key] = map_tensors(value, function)
         return changed
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(map_tensors(value, function) for value in batch))
     if isinstance(batch, list | tuple):
-        return type(batch)(map_tensors(value, function) for value in batch)
+        values = [map_tensors(value, function) for value in batch]
+        return type(batch)(*values) if hasattr(batch, "_fields") else type(batch)(values)
     return batch
 
 
 def check_batch_finite(batch: Any, index: int, *, masks: bool) -> None:
     """Refuse NaN and infinities in a batch; `masks` allows -inf (additive attention masks)."""
-    if nonfinite := count_nonfinite(batch, masks=masks):
+    if nonfinite := _count_nonfinite(batch, masks=masks):
         raise InputError(
             f"data holds {nonfinite} NaN or infinite values in batch {index} (counted from 0): "
             "drop or impute those examples."
         )
 
 
-def count_nonfinite(batch: Any, *, masks: bool) -> int:
-    """The number of NaN and infinite values in a batch; `masks` allows -inf."""
+def _count_nonfinite(batch: Any, *, masks: bool) -> int:
     total = 0
     for tensor in tensors_in(batch):
         # One read of the data: a sum is finite only if every term is.

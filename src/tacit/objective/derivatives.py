@@ -1,6 +1,6 @@
 """Derivatives of one batch's mean loss, and the attention backend that double backward needs."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -10,10 +10,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from tacit.errors import InputError
 from tacit.objective.params import Params
 
-NO_DEPENDENCE = (
-    "the loss does not depend on the parameters: the model is detached somewhere, or the loss was "
-    "computed under no_grad."
-)
+NO_DEPENDENCE = "the loss does not depend on the parameters: they are detached, or under no_grad."
 
 
 def leaves(params: Params) -> Params:
@@ -28,19 +25,23 @@ def gradient(mean: Tensor, leaves: Params, *, graph: bool = False) -> tuple[Tens
     return torch.autograd.grad(mean, list(leaves.values()), allow_unused=True, create_graph=graph)
 
 
-def hessian_product(mean: Tensor, leaves: Params, direction: Params) -> tuple[Tensor | None, ...]:
+def pull_back(
+    pairs: Iterable[tuple[Tensor | None, Tensor]], inputs: Sequence[Tensor], **options: bool
+) -> Sequence[Tensor | None]:
+    """Gradient of Σ ⟨tensor, cotangent⟩ by the inputs; tensors without a graph are constants."""
+    pairs = [(t, c.to(t)) for t, c in pairs if t is not None and t.requires_grad]
+    if not pairs:
+        return [None] * len(inputs)
+    tensors, cotangents = zip(*pairs, strict=True)
+    return torch.autograd.grad(tensors, inputs, cotangents, allow_unused=True, **options)
+
+
+def hessian_product(mean: Tensor, leaves: Params, direction: Params) -> Sequence[Tensor | None]:
     """Hessian of a batch's mean loss times a direction, by double backward."""
     try:
         gradients = gradient(mean, leaves, graph=True)
-        pairs = [
-            (g, d)
-            for g, d in zip(gradients, direction.values(), strict=True)
-            if g is not None and g.requires_grad
-        ]
-        if not pairs:  # the loss is linear in the parameters
-            return tuple(None for _ in leaves)
-        outputs, cotangents = zip(*pairs, strict=True)
-        return torch.autograd.grad(outputs, list(leaves.values()), cotangents, allow_unused=True)
+        pairs = zip(gradients, direction.values(), strict=True)
+        return pull_back(pairs, list(leaves.values()))
     except RuntimeError as error:
         if not lacks_double_backward(error):
             raise

@@ -4,13 +4,16 @@ An example is whatever has one loss: a row of the data, or a token in a language
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from tacit.errors import InputError
-from tacit.objective.batches import map_tensors, tensors_in
+from tacit.objective.batches import BatchPair, map_tensors, tensors_in
+from tacit.objective.derivatives import pull_back
+from tacit.objective.params import describe, to_float64
 from tacit.objective.randomness import Noise
 
 Loss = Callable[[Any, Any], Tensor]
@@ -41,52 +44,77 @@ class ExampleOutputs(NamedTuple):
     size: int
 
 
-ReadMean = Callable[[nn.Module, Any, Tensor | None, Noise | None], BatchMean]
-ReadExamples = Callable[[nn.Module, Any, Tensor | None, Noise | None], ExampleOutputs]
+@dataclass(frozen=True)
+class MeanLoss:
+    """Reads batches (inputs, …, target) with a mean-reduced loss(output, target)."""
 
+    function: Loss
 
-class LossReader(NamedTuple):
-    """Two functions of (model, batch, weights, noise): the batch's mean, and its examples."""
-
-    mean: ReadMean
-    examples: ReadExamples
-
-
-def mean_loss_reader(loss: Loss) -> LossReader:
-    """Read batches (inputs, …, target) with a mean-reduced loss(output, target)."""
-
-    def read_mean(model: nn.Module, batch: Any, weights: Tensor | None, _: Any) -> BatchMean:
+    def mean(self, model: nn.Module, pair: BatchPair, _: Noise | None) -> BatchMean:
+        """The mean loss of a batch."""
+        batch, weights = pair
         inputs, target = split_batch(batch)
-        output = model(*inputs)
-        count = count_examples(batch)
+        output, count = model(*inputs), count_examples(batch)
         if weights is not None:
             # Weights need the loss of each example: the mean-reduced loss of a batch of one.
-            return _weighted_mean(_losses_one_by_one(loss, output, target), weights)
-        mean = loss(output, target)
+            return _weighted_mean(_losses_one_by_one(self.function, output, target), weights)
+        mean = self.function(output, target)
         if not isinstance(mean, Tensor) or mean.ndim:
             raise InputError(
-                f"loss(output, target) returned {_describe(mean)}: a scalar is needed, the mean "
-                "over the batch (reduction='mean'). For one loss per example use "
-                "Objective.from_batch_loss."
+                f"loss(output, target) returned {describe(mean)}: a scalar is needed, as with "
+                "reduction='mean'. For one loss per example use Objective.from_batch_loss."
             )
         return BatchMean(mean, count, count)
 
-    def read_examples(
-        model: nn.Module, batch: Any, weights: Tensor | None, _: Any
-    ) -> ExampleOutputs:
+    def examples(self, model: nn.Module, pair: BatchPair, _: Noise | None) -> ExampleOutputs:
+        """The examples of a batch: row i of the gradient of count·mean by the outputs is ∂ℓ_i/∂f_i.
+
+        The Hessian of the loss in the outputs is block-diagonal over the examples.
+        """
+        batch, weights = pair
         inputs, target = split_batch(batch)
-        return _examples_of_mean(loss, model(*inputs), target, weights, count_examples(batch))
+        output, count = model(*inputs), count_examples(batch)
+        outputs = [tensor for tensor in tensors_in(output) if tensor.is_floating_point()]
+        leaves = [tensor.detach().requires_grad_() for tensor in outputs]
+        remaining = iter(leaves)
+        cut = map_tensors(output, lambda t: next(remaining) if t.is_floating_point() else t)
+        with torch.enable_grad():
+            mean = self.function(cut, target)
+            if not leaves or not mean.requires_grad:
+                raise InputError(
+                    "the loss of single examples cannot be computed from the model's output: none "
+                    "of its tensors reaches the loss. Use Objective.from_batch_loss."
+                )
+            gradients = torch.autograd.grad(
+                count * mean, leaves, create_graph=True, allow_unused=True
+            )
+        parts = [p for p in zip(outputs, gradients, leaves, strict=True) if p[1] is not None]
+        # A batch that is fitted exactly has zero gradients, but still has examples.
+        fitted = [part for part in parts if part[0].shape[:1] == (count,)][:1]
+        used = [part for part in parts if part[1].any()] or fitted
+        if not used or any(part[0].shape[:1] != (count,) for part in used):
+            raise InputError(
+                f"the model gave shapes {[tuple(t.shape) for t in outputs]} for {count} examples: "
+                "losses of single examples need one row per example. Use Objective.from_batch_loss."
+            )
+        outputs, gradients, leaves = zip(*used, strict=True)
 
-    return LossReader(read_mean, read_examples)
+        def hessian_product(direction: Sequence[Tensor]) -> Sequence[Tensor | None]:
+            return pull_back(zip(gradients, direction, strict=True), leaves, retain_graph=True)
+
+        output_gradients = tuple(gradient.detach() for gradient in gradients)
+        return ExampleOutputs(outputs, output_gradients, hessian_product, weights, count)
 
 
-def batch_loss_reader(batch_loss: BatchLoss) -> LossReader:
-    """Read batches with batch_loss(model, batch): one loss per example, or (losses, weights)."""
+@dataclass(frozen=True)
+class ExampleLosses:
+    """Reads batches with batch_loss(model, batch): one loss per example, or (losses, weights)."""
 
-    def read_mean(
-        model: nn.Module, batch: Any, weights: Tensor | None, noise: Noise | None
-    ) -> BatchMean:
-        losses, weights = _example_losses(batch_loss, model, batch, weights, noise)
+    function: BatchLoss
+
+    def mean(self, model: nn.Module, pair: BatchPair, noise: Noise | None) -> BatchMean:
+        """The mean loss of a batch."""
+        losses, weights = self._losses(model, pair, noise)
         if weights is not None:
             return _weighted_mean(losses, weights)
         if losses.dtype.itemsize < 4:
@@ -94,110 +122,36 @@ def batch_loss_reader(batch_loss: BatchLoss) -> LossReader:
         mean = losses.mean() if len(losses) else losses.sum()  # a batch of padding has weight 0
         return BatchMean(mean, len(losses), len(losses))
 
-    def read_examples(
-        model: nn.Module, batch: Any, weights: Tensor | None, noise: Noise | None
-    ) -> ExampleOutputs:
-        losses, weights = _example_losses(batch_loss, model, batch, weights, noise)
+    def examples(self, model: nn.Module, pair: BatchPair, noise: Noise | None) -> ExampleOutputs:
+        """The examples of a batch."""
+        return examples_of_losses(*self._losses(model, pair, noise))
+
+    def _losses(
+        self, model: nn.Module, pair: BatchPair, noise: Noise | None
+    ) -> tuple[Tensor, Tensor | None]:
+        batch, weights = pair
+        function = self.function
+        losses = function(model, batch) if noise is None else function(model, batch, noise)
+        if isinstance(losses, tuple) and len(losses) == 2 and isinstance(losses[1], Tensor):
+            if weights is not None:
+                raise InputError(
+                    "weights come twice: by weights= and by batch_loss. Leave one out."
+                )
+            losses, weights = losses
+        if not isinstance(losses, Tensor) or losses.ndim != 1:
+            raise InputError(
+                f"batch_loss(model, batch) returned {describe(losses)}: a 1-D tensor is needed, "
+                "one loss per example or token (reduction='none', padding left out)."
+            )
         if weights is not None:
             _check_example_weights(losses, weights)
-        return examples_of_losses(losses, weights)
-
-    return LossReader(read_mean, read_examples)
+        return losses, weights
 
 
 def examples_of_losses(losses: Tensor, weights: Tensor | None = None) -> ExampleOutputs:
     """Examples whose outputs are their losses: the derivative is one, the Hessian zero."""
     ones = torch.ones_like(losses, requires_grad=False)
     return ExampleOutputs((losses,), (ones,), lambda direction: [None], weights, len(losses))
-
-
-def _examples_of_mean(
-    loss: Loss, outputs: Any, target: Any, weights: Tensor | None, count: int
-) -> ExampleOutputs:
-    """Examples of a batch with a mean-reduced loss.
-
-    The gradient of count·mean with respect to the outputs has ∂ℓ_i/∂f_i in row i.
-    """
-    floating, inputs_of_loss = [], []
-
-    def cut_graph(tensor: Tensor) -> Tensor:
-        if not tensor.is_floating_point():
-            return tensor
-        floating.append(tensor)
-        inputs_of_loss.append(tensor.detach().requires_grad_())
-        return inputs_of_loss[-1]
-
-    with torch.enable_grad():
-        mean = loss(map_tensors(outputs, cut_graph), target)
-        if not inputs_of_loss or not mean.requires_grad:
-            raise InputError(
-                "the loss of single examples cannot be computed from the model's output: no tensor "
-                "in the output reaches the loss. Use Objective.from_batch_loss."
-            )
-        gradients = torch.autograd.grad(
-            count * mean, inputs_of_loss, create_graph=True, allow_unused=True
-        )
-    used = [i for i, gradient in enumerate(gradients) if gradient is not None and gradient.any()]
-    if not used:  # a batch that is fitted exactly has zero gradients, but still has examples
-        rows = [i for i, output in enumerate(floating) if output.ndim and len(output) == count]
-        used = [i for i in rows if gradients[i] is not None][:1]
-    for i in used:
-        if not floating[i].ndim or len(floating[i]) != count:
-            raise InputError(
-                f"the model gave shape {tuple(floating[i].shape)} for {count} examples: the loss "
-                "of single examples needs one row per example. Use Objective.from_batch_loss."
-            )
-    return ExampleOutputs(
-        tuple(floating[i] for i in used),
-        tuple(gradients[i].detach() for i in used),
-        _hessian_product([gradients[i] for i in used], [inputs_of_loss[i] for i in used]),
-        weights,
-        count,
-    )
-
-
-def _hessian_product(
-    gradients: Sequence[Tensor], outputs: Sequence[Tensor]
-) -> Callable[[Sequence[Tensor]], Sequence[Tensor | None]]:
-    """Products of the loss's Hessian in the outputs; it is block-diagonal over the examples."""
-
-    def product(direction: Sequence[Tensor]) -> Sequence[Tensor | None]:
-        pairs = [(g, d) for g, d in zip(gradients, direction, strict=True) if g.requires_grad]
-        if not pairs:  # the loss is linear in the outputs
-            return [None] * len(outputs)
-        curved, directions = zip(*pairs, strict=True)
-        return torch.autograd.grad(
-            curved, list(outputs), directions, retain_graph=True, allow_unused=True
-        )
-
-    return product
-
-
-def _example_losses(
-    batch_loss: BatchLoss,
-    model: nn.Module,
-    batch: Any,
-    weights: Tensor | None,
-    noise: Noise | None,
-) -> tuple[Tensor, Tensor | None]:
-    losses = batch_loss(model, batch) if noise is None else batch_loss(model, batch, noise)
-    if isinstance(losses, tuple) and len(losses) == 2 and isinstance(losses[1], Tensor):
-        if weights is not None:
-            raise InputError(
-                "weights were given twice: by weights= and by batch_loss. Leave one out."
-            )
-        losses, weights = losses
-    if not isinstance(losses, Tensor) or losses.ndim != 1:
-        raise InputError(
-            f"batch_loss(model, batch) returned {_describe(losses)}: a 1-D tensor is needed, one "
-            "loss per example or token (reduction='none', padding left out), so that batches "
-            "of different size average exactly."
-        )
-    return losses, weights
-
-
-def _describe(value: Any) -> str:
-    return f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
 
 
 def split_batch(batch: Any) -> tuple[tuple[Any, ...], Any]:
@@ -231,7 +185,7 @@ def count_examples(batch: Any) -> int:
 
 def _losses_one_by_one(loss: Loss, output: Any, target: Any) -> Tensor:
     def loss_of_one(output: Any, target: Any) -> Tensor:
-        return loss(*(map_tensors(value, lambda t: t.unsqueeze(0)) for value in (output, target)))
+        return loss(*map_tensors((output, target), lambda t: t.unsqueeze(0)))
 
     try:
         losses = torch.func.vmap(loss_of_one)(output, target)
@@ -260,10 +214,9 @@ def _check_example_weights(losses: Tensor, weights: Tensor) -> None:
 
 
 def _weighted_mean(losses: Tensor, weights: Tensor) -> BatchMean:
-    _check_example_weights(losses, weights)
     if losses.dtype.itemsize < 4:
         losses = losses.float()
     weights = weights.to(losses)
-    total = float(weights.double().sum()) if weights.device.type != "mps" else float(weights.sum())
+    total = float(to_float64(weights).sum())
     mean = (weights * losses).sum() / (total or 1.0)
     return BatchMean(mean, total, len(losses))

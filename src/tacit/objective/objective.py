@@ -7,16 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from tacit.errors import InputError
-from tacit.objective import checks, derivatives, per_example
-from tacit.objective.batches import join_batches, open_batches
-from tacit.objective.losses import (
-    BatchLoss,
-    Loss,
-    LossReader,
-    batch_loss_reader,
-    count_examples,
-    mean_loss_reader,
-)
+from tacit.objective import derivatives, per_example
+from tacit.objective.batches import open_batches, tensors_in
+from tacit.objective.losses import BatchLoss, ExampleLosses, Loss, MeanLoss, split_batch
 from tacit.objective.params import (
     Params,
     check_params,
@@ -25,9 +18,9 @@ from tacit.objective.params import (
     point_of,
     trainable,
 )
-from tacit.objective.passes import Passes, PassResult
+from tacit.objective.passes import Derivative, Passes, PassResult
 from tacit.objective.per_example import DirectionalDerivatives
-from tacit.objective.randomness import takes_noise
+from tacit.objective.randomness import seed_devices, takes_noise
 
 
 class Objective:
@@ -57,7 +50,7 @@ class Objective:
     def __init__(
         self,
         model: nn.Module,
-        loss: Loss,
+        loss: Loss | ExampleLosses,
         data: Any,
         *,
         weights: Tensor | None = None,
@@ -66,25 +59,38 @@ class Objective:
         draws: int = 1,
         seed: int = 0,
     ):
-        self._set_arguments(model, loss, training=training, draws=draws, seed=seed)
-        self.paired: bool = False
-        """Whether batch_loss takes its noise, so that draws 2j and 2j+1 are mirror images."""
-        self.loss: Loss | None = loss
+        reader = loss if isinstance(loss, ExampleLosses) else MeanLoss(loss)
+        if not isinstance(model, nn.Module):
+            raise InputError(f"model is a {type(model).__name__}: pass a trained torch.nn.Module.")
+        if not callable(reader.function):
+            raise InputError(
+                f"the loss is a {type(reader.function).__name__}: pass a function, such as "
+                "torch.nn.functional.cross_entropy."
+            )
+        if not isinstance(training, bool):
+            raise InputError(f"training is {training!r}: pass True or False.")
+        numbers = {"batch_size": (batch_size, 1), "draws": (draws, 1), "seed": (seed, 0)}
+        for name, (number, least) in numbers.items():
+            if isinstance(number, bool) or not isinstance(number, int) or number < least:
+                raise InputError(f"{name} is {number!r}: pass a whole number, at least {least}.")
+        self.model, self.data, self.weights = model, data, weights
+        self.training, self.draws, self.seed = training, draws, seed
+        self.loss: Loss | None = reader.function if isinstance(reader, MeanLoss) else None
         """The loss(output, target) it was made with; None after `from_batch_loss`."""
-        self._open(data, weights, batch_size, mean_loss_reader(loss))
+        self.paired: bool = self.loss is None and takes_noise(reader.function, training, draws)
+        """Whether batch_loss takes its noise, so that draws 2j and 2j+1 are mirror images."""
+        self.loss_name: str = getattr(reader.function, "__name__", type(reader.function).__name__)
+        batches = open_batches(data, weights, batch_size)
+        averaged = draws if training else 1
+        self._passes = Passes(
+            model, reader, batches, self.loss_name, training, averaged, seed, self.paired
+        )
+        self._probe = self._passes.check(self.point(), data)
+        self._count: int | None = None
 
     @classmethod
     def from_batch_loss(
-        cls,
-        model: nn.Module,
-        batch_loss: BatchLoss,
-        data: Any,
-        *,
-        weights: Tensor | None = None,
-        batch_size: int = 1024,
-        training: bool = False,
-        draws: int = 1,
-        seed: int = 0,
+        cls, model: nn.Module, batch_loss: BatchLoss, data: Any, **options: Any
     ) -> Self:
         """An objective from batch_loss(model, batch) -> losses, 1-D, one per example or token.
 
@@ -92,13 +98,10 @@ class Objective:
         the model in any way. It receives the user's own model with its parameters swapped. It may
         also return (losses, weights); L is then the weighted mean. With training=True it may take
         (model, batch, noise): the technique's noise as a `Noise`, mirrored in pairs of draws.
+
+        The options are those of `Objective`: weights, batch_size, training, draws, seed.
         """
-        self = cls.__new__(cls)
-        self._set_arguments(model, batch_loss, training=training, draws=draws, seed=seed)
-        self.paired = takes_noise(batch_loss, training=training, draws=draws)
-        self.loss = None
-        self._open(data, weights, batch_size, batch_loss_reader(batch_loss))
-        return self
+        return cls(model, ExampleLosses(batch_loss), data, **options)
 
     @property
     def params(self) -> Params:
@@ -108,9 +111,7 @@ class Objective:
     @property
     def count(self) -> int:
         """How many examples (or tokens) the mean is over."""
-        if self._count is None:
-            self.value()
-        return self._count or 0
+        return self._run(self.point()).examples if self._count is None else self._count
 
     def point(self, params: Mapping[str, Tensor] | None = None, *, what: str = "params") -> Params:
         """The point to evaluate at: the given parameters, checked, or the model's current ones.
@@ -121,10 +122,7 @@ class Objective:
 
     def value(self, params: Mapping[str, Tensor] | None = None) -> float:
         """L(θ)."""
-        with torch.no_grad():
-            result = self._passes.run(self.point(params), lambda mean, weight: None)
-        self._check_pass(result)
-        return result.value
+        return self._run(self.point(params)).value
 
     def gradient(self, params: Mapping[str, Tensor] | None = None) -> Params:
         """∇L(θ), in float64."""
@@ -135,26 +133,20 @@ class Objective:
         self, params: Mapping[str, Tensor] | None = None, *, draws: Sequence[int] | None = None
     ) -> tuple[float, Params]:
         """L(θ) and ∇L(θ) in one pass; `draws` selects which draws to average."""
-        leaves = derivatives.leaves(self.point(params))
-        result, gradient = self._passes.mean_vector(
-            leaves, lambda mean: derivatives.gradient(mean, leaves), draws=draws
-        )
-        self._check_pass(result)
-        return result.value, gradient
+        result = self._run(self.point(params), derivatives.gradient, draws)
+        return result.value, result.derivative
 
     @torch.inference_mode(mode=False)
     def hvp(
         self, direction: Mapping[str, Tensor], params: Mapping[str, Tensor] | None = None
     ) -> Params:
         """H(θ)·direction, the Hessian of L times a direction, in float64, by double backward."""
-        leaves = derivatives.leaves(self.point(params))
-        direction = check_params(direction, leaves, what="direction")
+        point = self.point(params)
+        vector = check_params(direction, point, what="direction")
         with derivatives.math_attention():
-            result, product = self._passes.mean_vector(
-                leaves, lambda mean: derivatives.hessian_product(mean, leaves, direction)
-            )
-        self._check_pass(result)
-        return product
+            return self._run(
+                point, lambda mean, leaves: derivatives.hessian_product(mean, leaves, vector)
+            ).derivative
 
     def directional_derivatives(
         self,
@@ -188,7 +180,7 @@ class Objective:
         """
         point = self.point(params)
         gradients = [
-            self._passes.batch_gradient(theta, *self._probe)
+            self._passes.batch_gradient(theta, self._probe)
             for theta in (point, perturb_last_digit(point))
         ]
         return {
@@ -201,13 +193,40 @@ class Objective:
 
         One pass for all points, because a shuffling loader changes its order with every pass.
         """
-        return self._passes.predictions(
-            [self.point(point) for point in points], has_outputs=self.loss is not None
-        )
+        passes, target = self._passes, None
+        checked = [self.point(point) for point in points]
+        outputs: list[list[Tensor]] = [[] for _ in points]
+        with passes.prepared(training=False), torch.no_grad():
+            for batch, _ in passes.read():
+                for params, outputs_here in zip(checked, outputs, strict=True):
+                    output = None
+                    if self.loss is not None:
+                        inputs, target = split_batch(batch)
+                        output = passes.call(params, lambda model, _, i=inputs: model(*i))
+                    if not isinstance(output, Tensor):
+                        raise InputError(
+                            "predictions need one tensor model(*inputs), and a loss(output, "
+                            "target). Pass outputs=, a function from parameters to predictions."
+                        )
+                    outputs_here.append(output)
+        return [torch.cat(batch_outputs) for batch_outputs in outputs], target
 
     def repeats_order(self, *, shuffled: bool = True) -> bool:
-        """Whether every pass has the same order; with shuffled=False, under any random state."""
-        return self._passes.repeats_order(shuffled=shuffled)
+        """Whether every pass begins with the same batch, as far as can be observed.
+
+        Passes fork the random state, so a shuffled loader repeats its order. With shuffled=False
+        the order must be the same under any random state, as labels beside the data require.
+        """
+        passes, first_batches = self._passes, []
+        for seed in range(2):
+            with passes.prepared(training=False):
+                if not shuffled:
+                    seed_devices(seed, passes.devices)
+                    for generator in passes.batches.generators:
+                        generator.manual_seed(seed)
+                first_batches.append(list(tensors_in(passes.first_batch()[0])))
+        first, second = first_batches
+        return len(first) == len(second) and all(map(torch.equal, first, second))
 
     def for_each_batch(
         self,
@@ -223,88 +242,43 @@ class Objective:
         """
         passes = self._passes
         with passes.prepared(training=False), torch.enable_grad():
-            batches = [passes.to_model(self._probe)] if probe else passes.read()
-            for index, (batch, weights) in enumerate(batches):
+            pairs = [passes.to_model(self._probe)] if probe else passes.read()
+            for index, (batch, weights) in enumerate(pairs):
                 passes.call(
                     params, lambda model, _, b=batch, w=weights, i=index: use(model, b, w, i)
                 )
 
     def describe(self, params: Params) -> dict[str, Any]:
         """Facts about the model, the loss and the data, for the header of a summary."""
-        names = [n for n, _ in self.model.named_parameters(remove_duplicate=False)]
+        parameters = list(self.model.parameters())
+        names = list(self.model.named_parameters(remove_duplicate=False))
+        dtypes = {str(p.dtype).removeprefix("torch.") for p in params.values()}
         return {
             "loss": self.loss_name,
             "examples": self.count,
-            "frozen": sum(p.numel() for p in self.model.parameters() if not p.requires_grad),
-            "tied": len(names) - len(list(self.model.parameters())),
-            "dtype": ", ".join(
-                sorted({str(p.dtype).removeprefix("torch.") for p in params.values()})
-            ),
+            "frozen": sum(p.numel() for p in parameters if not p.requires_grad),
+            "tied": len(names) - len(parameters),
+            "dtype": ", ".join(sorted(dtypes)),
             "parameter_norm": norm(params),
         }
 
-    def _set_arguments(
-        self, model: nn.Module, loss: Any, *, training: bool, draws: int, seed: int
-    ) -> None:
-        """Check the arguments that both constructors share, and store them."""
-        if not isinstance(model, nn.Module):
-            raise InputError(
-                f"model is a {type(model).__name__}: pass a torch.nn.Module whose parameters "
-                "were trained."
-            )
-        if not callable(loss):
-            raise InputError(
-                f"the loss is a {type(loss).__name__}: pass a function, such as "
-                "torch.nn.functional.cross_entropy."
-            )
-        if not isinstance(training, bool):
-            raise InputError(f"training is {training!r}: pass True or False.")
-        for name, number, least in (("draws", draws, 1), ("seed", seed, 0)):
-            if isinstance(number, bool) or not isinstance(number, int) or number < least:
-                raise InputError(f"{name} is {number!r}: pass a whole number, at least {least}.")
-        self.model, self.training, self.draws, self.seed = model, training, draws, seed
-        self.loss_name: str = getattr(loss, "__name__", type(loss).__name__)
-        self._count: int | None = None
-        self.point()
-
-    def _open(self, data: Any, weights: Tensor | None, batch_size: int, reader: LossReader) -> None:
-        """Open the data, and check data, model and loss on a few examples."""
-        self.data, self.weights = data, weights
-        is_mean_loss = self.loss is not None
-        self._passes = Passes(
-            self.model,
-            reader,
-            open_batches(data, weights=weights, batch_size=batch_size),
-            self.loss_name,
-            allow_masks=not is_mean_loss,
-            training=self.training,
-            draws=self.draws,
-            seed=self.seed,
-            paired=self.paired,
-        )
-        self._probe = checks.check_on_probe(
-            self._passes, self.point(), data, mean_loss=is_mean_loss
-        )
-
-    def _check_pass(self, result: PassResult) -> None:
-        """Refuse data that changed between passes, and losses that are not means across batches."""
+    def _run(
+        self, params: Params, derivative: Derivative = None, draws: Sequence[int] | None = None
+    ) -> PassResult:
+        """One pass; data that changed and losses that are not means across batches are refused."""
+        result = self._passes.run(params, derivative, draws)
         self._check_count(result.examples)
         streamed = self._passes.batches.sample is None
         if self._count is None and self.loss is not None and streamed:
-            # Class weights or padding may show only between batches that differ.
-            last, _ = checks.first_examples((result.last_batch, None))
-            first = self._passes.to_model(self._probe[0])
-            mixed = join_batches(first, last, (count_examples(first), count_examples(last)))
-            if mixed is not None:
-                checks.check_mean_loss(self._passes, self.params, mixed)
+            self._passes.check_across_batches(self.params, self._probe, result.last_batch)
         self._count = result.examples
+        return result
 
     def _check_count(self, count: int) -> None:
         if self._count not in (None, count):
             raise InputError(
-                f"the data gave {count} examples, where an earlier pass gave {self._count}: tacit "
-                "reads the data more than once. Pass data that can be read repeatedly and stays "
-                "the same, such as a list of batches."
+                f"the data gave {count} examples, where an earlier pass gave {self._count}: pass "
+                "data that can be read repeatedly and stays the same, such as a list of batches."
             )
 
 

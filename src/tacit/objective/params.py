@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tacit.errors import InputError
+from tacit.errors import InputError, check_type
 
 Params = dict[str, Tensor]
 Scope = str | Callable[[str], bool] | None
@@ -22,14 +22,13 @@ def trainable(model: nn.Module) -> Params:
     for name, parameter in model.named_parameters():
         if isinstance(parameter, nn.parameter.UninitializedParameter):
             raise InputError(
-                f"parameter {name!r} of a lazy module has no shape yet: "
-                "run one batch through the model first."
+                f"parameter {name!r} of a lazy module has no shape: run one batch through it."
             )
     params = {n: p.detach() for n, p in model.named_parameters() if p.requires_grad}
     if not params:
         raise InputError(
-            f"{type(model).__name__} has no trainable parameters: tacit matches gradients of "
-            "parameters with requires_grad=True; unfreeze the ones that were trained."
+            f"{type(model).__name__} has no trainable parameters, with requires_grad=True: "
+            "unfreeze the ones that were trained."
         )
     return params
 
@@ -83,15 +82,12 @@ def select(names: Iterable[str], scope: Scope, *, what: str) -> tuple[str, ...]:
     names = tuple(names)
     if scope is None:
         return names
+    needed = "a name pattern such as '*.weight', or a function of a parameter's name"
+    check_type(what, scope, str | Callable, needed)
     if isinstance(scope, str):
         chosen = tuple(n for n in names if fnmatchcase(n, scope) or fnmatchcase(n, scope + ".*"))
-    elif callable(scope):
-        chosen = tuple(n for n in names if scope(n))
     else:
-        raise InputError(
-            f"{what} is a {type(scope).__name__}: pass a name pattern such as '*.weight', "
-            "or a function of a parameter's name."
-        )
+        chosen = tuple(n for n in names if scope(n))
     if not chosen:
         raise InputError(
             f"{what}={scope!r} covers no parameter. There are: {shorten(names)}. "
@@ -100,14 +96,11 @@ def select(names: Iterable[str], scope: Scope, *, what: str) -> tuple[str, ...]:
     return chosen
 
 
-def check_params(
-    params: Mapping[str, Tensor], reference: Params, *, what: str = "params"
-) -> Params:
+def check_params(params: Mapping[str, Tensor], reference: Params, *, what: str) -> Params:
     """The parameters with the reference's device and dtype; refused if names or shapes differ."""
     if not isinstance(params, Mapping):
         raise InputError(
-            f"{what} is a {type(params).__name__}: pass a dictionary of named tensors, "
-            "such as dict(model.named_parameters())."
+            f"{what} is a {type(params).__name__}: pass a dictionary of named tensors."
         )
     missing = [n for n in reference if n not in params]
     unknown = [n for n in params if n not in reference]
@@ -118,15 +111,10 @@ def check_params(
             f"{shorten(reference)}."
         )
     for name, tensor in reference.items():
-        if not isinstance(params[name], Tensor):
+        if not isinstance(params[name], Tensor) or params[name].shape != tensor.shape:
             raise InputError(
-                f"{what}[{name!r}] is a {type(params[name]).__name__}: pass a tensor, as in "
-                "torch.as_tensor(…)."
-            )
-        if params[name].shape != tensor.shape:
-            raise InputError(
-                f"{what}[{name!r}] has shape {tuple(params[name].shape)}; the model's has "
-                f"{tuple(tensor.shape)}. Pass parameters of the same architecture."
+                f"{what}[{name!r}] is {describe(params[name])}: pass a tensor of shape "
+                f"{tuple(tensor.shape)}, from the same architecture."
             )
     converted = {n: params[n].detach().to(t) for n, t in reference.items()}
     check_finite(converted, what=what)
@@ -140,8 +128,7 @@ def check_finite(tensors: Mapping[str, Tensor], *, what: str) -> None:
             bad = int((~torch.isfinite(tensor)).sum())
             raise InputError(
                 f"{what} of {name!r} holds {bad} NaN or infinite of {tensor.numel()} values: "
-                "training has diverged or overflowed there; use an earlier checkpoint, "
-                "a smaller step size or a wider dtype."
+                "it overflowed. Use an earlier checkpoint, a smaller step or a wider dtype."
             )
 
 
@@ -154,12 +141,7 @@ def to_float64(tensor: Tensor) -> Tensor:
 
 def float64_zeros(params: Params) -> Params:
     """A float64 accumulator for every parameter."""
-    return {
-        n: torch.zeros(
-            p.shape, dtype=torch.float64, device="cpu" if p.device.type == "mps" else p.device
-        )
-        for n, p in params.items()
-    }
+    return {n: to_float64(p.new_zeros(p.shape)) for n, p in params.items()}
 
 
 def norm(tensors: Mapping[str, Tensor]) -> float:
@@ -211,6 +193,12 @@ def fingerprint(params: Mapping[str, Tensor]) -> tuple[float, ...]:
             weighted += number * float((part * ramp).sum())
         numbers += [square, weighted]
     return tuple(numbers)
+
+
+def describe(value: Any) -> str:
+    """A value's type for a message, or its shape if it is a tensor."""
+    tensor = isinstance(value, Tensor)
+    return f"a tensor of shape {tuple(value.shape)}" if tensor else f"a {type(value).__name__}"
 
 
 def shorten(names: Iterable[str], most: int = 6) -> str:

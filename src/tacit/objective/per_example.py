@@ -8,21 +8,20 @@ therefore serves all directions, at one more (cheap) backward pass each.
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd import forward_ad
 
 from tacit.errors import InputError
 from tacit.objective import derivatives
-from tacit.objective.batches import slice_batch
-from tacit.objective.checks import Probe
-from tacit.objective.losses import ExampleOutputs, count_examples, examples_of_losses
+from tacit.objective.batches import BatchPair
+from tacit.objective.losses import ExampleOutputs, examples_of_losses
 from tacit.objective.params import Params, float64_zeros, to_float64
 from tacit.objective.passes import Passes
-from tacit.objective.randomness import Noise
 
 
 class DirectionalDerivatives(NamedTuple):
@@ -36,66 +35,105 @@ class DirectionalDerivatives(NamedTuple):
     """Σ s_i w_i ∇ℓ_i for the signs s that were passed, in float64."""
 
 
-Differentiate = Callable[[ExampleOutputs], Tensor]
-"""From a batch's outputs to its derivatives, (examples, directions)."""
-BatchDerivatives = Callable[[Params, Differentiate], tuple[Tensor, Tensor | None]]
-"""From parameters and `Differentiate` to one batch's derivatives, in one draw, and its weights."""
-
-
-@dataclass
-class _Mode:
-    """How derivatives are computed: by reverse mode, or by forward mode if its first use fails."""
-
-    use_forward: bool = False
-    reverse_worked: bool = False
-    reverse_error: str = field(default="", repr=False)
+Evaluate = Callable[[Params, Callable[[ExampleOutputs], Any]], tuple[Any, Tensor | None]]
+"""evaluate(params, use): use(examples of one batch, in one draw), and the examples' weights."""
 
 
 class _SignedSum:
     """Accumulates Σ s_i w_i ∇ℓ_i over batches; does nothing without signs."""
 
     def __init__(self, signs: Tensor | None, params: Params, draws: int):
-        self._signs, self._draws, self._examples_seen = signs, draws, 0
+        self._signs, self._draws = signs, draws
         self.sums = None if signs is None else float64_zeros(params)
+        self.examples_seen = 0
+        """Number of examples in earlier batches."""
 
     def coefficients(self, examples: ExampleOutputs) -> Tensor:
         """The coefficients of a batch's examples: signs times weights, or ones without signs."""
         coefficients = torch.ones(examples.size)
         if self._signs is not None:
-            coefficients = self._signs[self._examples_seen : self._examples_seen + examples.size]
+            coefficients = self._signs[self.examples_seen : self.examples_seen + examples.size]
             if examples.weights is not None:
                 coefficients = coefficients * examples.weights.to(coefficients)
         dtype = torch.promote_types(examples.outputs[0].dtype, torch.float32)
         return coefficients.to(examples.outputs[0].device, dtype)
 
-    def add(self, gradients: Mapping[str, Tensor | None]) -> None:
+    def add(self, gradients: dict[str, Tensor | None]) -> None:
         """Add the signed gradient of one batch in one draw."""
-        if self.sums is None:
-            return
-        for name, total in self.sums.items():
+        for name, total in (self.sums or {}).items():
             gradient = gradients[name]
             if gradient is not None:
                 total.add_(gradient.detach().to(total.device), alpha=1 / self._draws)
 
-    def add_by_backward(self, examples: ExampleOutputs, leaves: Params) -> Tensor:
-        """Add the signed gradient by a plain backward pass, for derivatives in forward mode.
 
-        Returns a tensor without columns, because the caller passes this as a `Differentiate`.
-        """
-        cotangents = _scale_rows(self.coefficients(examples), examples.output_gradients)
-        self.add(_pull_back(examples, leaves, cotangents, graph=False))
-        return torch.zeros(examples.size, 0)
+@dataclass
+class _FirstOrder:
+    """D ℓ_i[v_j] of batches: by reverse mode, or by forward mode if its first use fails."""
 
-    def end_batch(self, count: int) -> None:
-        """Advance past the `count` examples of a batch, after all its draws."""
-        self._examples_seen += count
+    leaves: Params
+    directions: Sequence[Params]
+    signed_sum: _SignedSum
+    reverse_worked: bool = False
+    reverse_error: str | None = None
+
+    def of_batch(self, evaluate: Evaluate) -> tuple[Tensor, Tensor | None]:
+        """The derivatives of one batch, in one draw, and its weights."""
+        if self.reverse_error is None:
+            try:
+                result = evaluate(self.leaves, self.by_reverse_mode)
+                self.reverse_worked = True
+                return result
+            except RuntimeError as error:
+                if self.reverse_worked or isinstance(error, torch.OutOfMemoryError):
+                    raise
+                self.reverse_error = str(error)
+        try:
+            return self._by_forward_mode(evaluate)
+        except RuntimeError as error:
+            if isinstance(error, torch.OutOfMemoryError):
+                raise
+            raise InputError(
+                "derivatives of single examples need double backward or forward mode, and an "
+                f"operator here has neither ({self.reverse_error}; {error}). Custom functions need "
+                "a differentiable backward or a jvp."
+            ) from error
+
+    def by_reverse_mode(self, examples: ExampleOutputs) -> Tensor:
+        """D ℓ_i[v_j] as the derivative of ⟨∇ Σ u_i ℓ_i, v_j⟩ by u_i, at any u."""
+        u = self.signed_sum.coefficients(examples).clone().requires_grad_()
+        gradients = _pull_back(examples, self.leaves, _scale_rows(u, examples.output_gradients))
+        columns = []
+        for j in range(len(self.directions)):
+            direction = self.directions[j]
+            (column,) = _along(gradients, direction, [u])
+            if not self.reverse_worked:
+                _check_sum(u, column, gradients, direction)
+            columns.append(column)
+        self.signed_sum.add(gradients)
+        return to_float64(torch.stack(columns, dim=1)).cpu()
+
+    def _by_forward_mode(self, evaluate: Evaluate) -> tuple[Tensor, Tensor | None]:
+        """One forward pass per direction; the signed sum takes a plain backward pass."""
+        if self.signed_sum.sums is not None:
+            evaluate(self.leaves, self._add_signed_gradient)
+        columns, weights = [], None
+        for j in range(len(self.directions)):
+            with forward_ad.dual_level(), torch.no_grad():
+                dual = _dual_params(self.leaves, self.directions[j])
+                column, weights = evaluate(dual, _from_tangents)
+            columns.append(column)
+        return torch.stack(columns, dim=1), weights
+
+    def _add_signed_gradient(self, examples: ExampleOutputs) -> None:
+        cotangents = _scale_rows(self.signed_sum.coefficients(examples), examples.output_gradients)
+        self.signed_sum.add(_pull_back(examples, self.leaves, cotangents, graph=False))
 
 
 @torch.inference_mode(mode=False)
 def directional_derivatives(
     passes: Passes,
     params: Params,
-    probe: Probe,
+    probe: BatchPair,
     directions: Sequence[Params],
     *,
     draws: Sequence[int] | None = None,
@@ -109,41 +147,32 @@ def directional_derivatives(
     """
     if not len(directions):
         raise InputError("directions is empty: pass at least one, a dictionary of named tensors.")
-    for direction in (directions[0], base or {}):
-        _check_direction(direction, params)
-    draws, mode = passes.select_draws(draws), _Mode()
-    signed_sum = _SignedSum(signs, params, len(draws))
+    for name, tensor in (*directions[0].items(), *(base or {}).items()):
+        if name not in params or tensor.shape != params[name].shape:
+            raise InputError(
+                f"a direction has {name!r} of shape {tuple(tensor.shape)}, which does not fit the "
+                "model's parameters. Pass tensors with the names and shapes of Objective.params."
+            )
+    draws, leaves = range(passes.draws) if draws is None else draws, derivatives.leaves(params)
+    first_order = _FirstOrder(leaves, directions, _SignedSum(signs, params, len(draws)))
     values: list[Tensor] = []
     weights_by_batch: list[Tensor | None] = []
-    with passes.prepared(training=passes.training), derivatives.math_attention():
-        _check_rows_are_examples(passes, params, probe)
-        for index, (batch, weights) in enumerate(passes.read()):
-            total, example_weights = torch.zeros(()), None
+    prepared = passes.prepared(training=passes.training)
+    with prepared, derivatives.math_attention(), torch.enable_grad():
+        passes.check_rows_are_examples(params, probe)
+        for index, pair in enumerate(passes.read()):
+            total, weights = torch.zeros(()), None
             for draw in draws:
-
-                def evaluate(
-                    params: Params,
-                    differentiate: Differentiate,
-                    b=batch,
-                    w=weights,
-                    d=draw,
-                    i=index,
-                ) -> tuple[Tensor, Tensor | None]:
-                    def read(model: nn.Module, noise: Noise | None) -> tuple[Tensor, Tensor | None]:
-                        examples = passes.loss.examples(model, b, w, noise)
-                        return to_float64(differentiate(examples)).cpu(), examples.weights
-
-                    return passes.call(params, read, draw=d, index=i)
-
-                batch_values, example_weights = (
-                    _first_order(evaluate, params, directions, mode, signed_sum)
+                evaluate = partial(passes.examples, pair=pair, draw=draw, index=index)
+                batch_values, weights = (
+                    first_order.of_batch(evaluate)
                     if base is None
-                    else _second_order(evaluate, params, directions, base)
+                    else evaluate(leaves, lambda e: _second_order(e, leaves, directions, base))
                 )
                 total = total + batch_values / len(draws)
-            signed_sum.end_batch(len(total))
+            first_order.signed_sum.examples_seen += len(total)
             values.append(total)
-            weights_by_batch.append(example_weights)
+            weights_by_batch.append(weights)
     joined = torch.cat(values)
     if not torch.isfinite(joined).all():
         raise InputError(
@@ -151,102 +180,18 @@ def directional_derivatives(
             "the model's dtype. Evaluate in a wider one."
         )
     weights = _join_weights(values, weights_by_batch)
-    return DirectionalDerivatives(joined, weights, signed_sum.sums)
+    return DirectionalDerivatives(joined, weights, first_order.signed_sum.sums)
 
 
 def derivatives_of_terms(terms: Tensor, leaves: Params, directions: Sequence[Params]) -> Tensor:
     """D term_i[v_j] of a batch's terms, one per example, in float64 on the CPU."""
     if not terms.requires_grad:
         return torch.zeros(len(terms), len(directions), dtype=torch.float64)
-    no_sum = _SignedSum(None, leaves, 1)
-    columns = _by_reverse_mode(examples_of_losses(terms), leaves, directions, no_sum, check=True)
-    return to_float64(columns).cpu()
-
-
-def _first_order(
-    evaluate: BatchDerivatives,
-    params: Params,
-    directions: Sequence[Params],
-    mode: _Mode,
-    signed_sum: _SignedSum,
-) -> tuple[Tensor, Tensor | None]:
-    """One batch in one draw; if reverse mode fails the first time, all batches use forward mode."""
-    if not mode.use_forward:
-        try:
-            with torch.enable_grad():
-                leaves, check = derivatives.leaves(params), not mode.reverse_worked
-                result = evaluate(
-                    leaves,
-                    lambda examples: _by_reverse_mode(
-                        examples, leaves, directions, signed_sum, check=check
-                    ),
-                )
-            mode.reverse_worked = True
-            return result
-        except RuntimeError as error:
-            if mode.reverse_worked or isinstance(error, torch.OutOfMemoryError):
-                raise
-            mode.use_forward, mode.reverse_error = True, str(error)
-    try:
-        if signed_sum.sums is not None:
-            with torch.enable_grad():
-                leaves = derivatives.leaves(params)
-                evaluate(leaves, lambda examples: signed_sum.add_by_backward(examples, leaves))
-        columns, weights = [], None
-        for j in range(len(directions)):
-            with forward_ad.dual_level(), torch.no_grad():
-                column, weights = evaluate(_dual_params(params, directions[j]), _by_forward_mode)
-            columns.append(column)
-        return torch.cat(columns, dim=1), weights
-    except RuntimeError as error:
-        if isinstance(error, torch.OutOfMemoryError):
-            raise
-        raise InputError(
-            "derivatives of single examples need double backward or forward mode, and an operator "
-            f"here has neither ({mode.reverse_error}; {error}). Custom functions need a "
-            "differentiable backward or a jvp."
-        ) from error
+    first_order = _FirstOrder(leaves, directions, _SignedSum(None, leaves, 1))
+    return first_order.by_reverse_mode(examples_of_losses(terms))
 
 
 def _second_order(
-    evaluate: BatchDerivatives, params: Params, directions: Sequence[Params], base: Params
-) -> tuple[Tensor, Tensor | None]:
-    with torch.enable_grad():
-        leaves = derivatives.leaves(params)
-        return evaluate(
-            leaves, lambda examples: _second_derivatives(examples, leaves, directions, base)
-        )
-
-
-def _by_reverse_mode(
-    examples: ExampleOutputs,
-    leaves: Params,
-    directions: Sequence[Params],
-    signed_sum: _SignedSum,
-    *,
-    check: bool,
-) -> Tensor:
-    """D ℓ_i[v_j] as the derivative of ⟨∇ Σ u_i ℓ_i, v_j⟩ by u_i, at any u."""
-    u = signed_sum.coefficients(examples).clone().requires_grad_()
-    cotangents = _scale_rows(u, examples.output_gradients)
-    gradients = _pull_back(examples, leaves, cotangents)
-    columns = []
-    for j in range(len(directions)):
-        pairs = _differentiable_pairs(gradients, directions[j])
-        column = torch.zeros_like(u)
-        if pairs:
-            tensors, direction = zip(*pairs, strict=True)
-            (column,) = torch.autograd.grad(
-                tensors, u, direction, retain_graph=True, allow_unused=True, materialize_grads=True
-            )
-        if check:
-            _check_sum(u.detach() * column, gradients, directions[j])
-        columns.append(column)
-    signed_sum.add(gradients)
-    return torch.stack(columns, dim=1)
-
-
-def _second_derivatives(
     examples: ExampleOutputs, leaves: Params, directions: Sequence[Params], base: Params
 ) -> Tensor:
     """D²ℓ_i[v, b] of every example, direction v and the base b.
@@ -262,15 +207,10 @@ def _second_derivatives(
     us = [gradient.clone().requires_grad_() for gradient in examples.output_gradients]
     gradients = _pull_back(examples, leaves, us)
     total = torch.zeros(examples.size, len(directions), dtype=torch.float64)
-    along_base = _differentiable_pairs(gradients, base)
-    if not along_base:
-        return total
     try:
-        s = torch.stack([(gradient * b).sum() for gradient, b in along_base]).sum()
-        outputs_along_base = _derivatives_by_cotangents([s], us, [torch.ones_like(s)])
-        hessian_products = examples.output_hessian_product(outputs_along_base)
-        gradient_of_s = derivatives.gradient(s, leaves, graph=True)
-        curvature = dict(zip(leaves, gradient_of_s, strict=True))
+        hessian_products = examples.output_hessian_product(_along(gradients, base, us))
+        inputs = list(leaves.values())
+        curvature = dict(zip(leaves, _along(gradients, base, inputs, graph=True), strict=True))
         for j in range(len(directions)):
             first = _along(gradients, directions[j], us)
             second = _along(curvature, directions[j], us)
@@ -289,70 +229,48 @@ def _second_derivatives(
     return total
 
 
-def _by_forward_mode(examples: ExampleOutputs) -> Tensor:
+def _from_tangents(examples: ExampleOutputs) -> Tensor:
     """D ℓ_i[v] from the tangents that the outputs carry."""
     column = torch.zeros(examples.size, dtype=torch.float64)
     for output, gradient in zip(examples.outputs, examples.output_gradients, strict=True):
         tangent = forward_ad.unpack_dual(output).tangent
         if tangent is not None:
             column += _row_products(gradient, tangent)
-    return column.unsqueeze(1)
+    return column
 
 
 def _dual_params(params: Params, direction: Params) -> Params:
     """Parameters that carry a direction as their tangent."""
+    detached = {n: p.detach() for n, p in params.items()}
     with warnings.catch_warnings():
         # Its first use loads decompositions through a compiler that torch calls deprecated.
         warnings.simplefilter("ignore", DeprecationWarning)
-        return {
-            n: forward_ad.make_dual(p, direction[n].to(p)) if n in direction else p
-            for n, p in params.items()
-        }
+        tangents = {n: direction[n].to(p) for n, p in detached.items() if n in direction}
+        return detached | {n: forward_ad.make_dual(detached[n], t) for n, t in tangents.items()}
 
 
 def _pull_back(
     examples: ExampleOutputs, leaves: Params, cotangents: Sequence[Tensor], *, graph: bool = True
 ) -> dict[str, Tensor | None]:
     """Jᵀ·cotangents by tensor, with its graph; None where no output depends on the tensor."""
-    pairs = [(o, c) for o, c in zip(examples.outputs, cotangents, strict=True) if o.requires_grad]
-    if not pairs:
+    if not any(output.requires_grad for output in examples.outputs):
         raise InputError(derivatives.NO_DEPENDENCE)
-    outputs, cotangents = zip(*pairs, strict=True)
-    gradients = torch.autograd.grad(
-        outputs, list(leaves.values()), cotangents, create_graph=graph, allow_unused=True
-    )
+    pairs = zip(examples.outputs, cotangents, strict=True)
+    gradients = derivatives.pull_back(pairs, list(leaves.values()), create_graph=graph)
     return dict(zip(leaves, gradients, strict=True))
 
 
-def _differentiable_pairs(
-    gradients: dict[str, Tensor | None], direction: Params
-) -> list[tuple[Tensor, Tensor]]:
-    """Gradients that can be differentiated further, each with its tensor of the direction."""
-    return [
-        (gradient, direction[n].to(gradient))
-        for n, gradient in gradients.items()
-        if n in direction and gradient is not None and gradient.requires_grad
-    ]
-
-
 def _along(
-    gradients: dict[str, Tensor | None], direction: Params, us: Sequence[Tensor]
-) -> Sequence[Tensor]:
-    """Derivatives of ⟨gradients, direction⟩ by the cotangents u."""
-    pairs = _differentiable_pairs(gradients, direction)
-    return _derivatives_by_cotangents([g for g, _ in pairs], us, [d for _, d in pairs])
-
-
-def _derivatives_by_cotangents(
-    outputs: list[Tensor], us: Sequence[Tensor], grad_outputs: list[Tensor]
-) -> Sequence[Tensor]:
-    """Derivatives of ⟨outputs, grad_outputs⟩ by the cotangents u; zeros without outputs."""
-    if not outputs:
-        return [torch.zeros_like(u) for u in us]
-    return torch.autograd.grad(
-        outputs, list(us), grad_outputs, retain_graph=True, allow_unused=True,
-        materialize_grads=True,
-    )  # fmt: skip
+    gradients: Mapping[str, Tensor | None],
+    direction: Params,
+    inputs: Sequence[Tensor],
+    *,
+    graph: bool = False,
+) -> list[Tensor]:
+    """Derivatives of ⟨gradients, direction⟩ by the inputs."""
+    pairs = [(gradients[name], direction[name]) for name in gradients if name in direction]
+    columns = derivatives.pull_back(pairs, inputs, retain_graph=True, create_graph=graph)
+    return [torch.zeros_like(t) if c is None else c for t, c in zip(inputs, columns, strict=True)]
 
 
 def _row_products(a: Tensor, b: Tensor) -> Tensor:
@@ -375,43 +293,19 @@ def _join_weights(values: list[Tensor], weights: list[Tensor | None]) -> Tensor 
     return torch.cat([one if w is None else to_float64(w.detach()).cpu() for one, w in pairs])
 
 
-def _check_direction(direction: Params, params: Params) -> None:
-    """Refuse a direction that does not fit the parameters."""
-    for name, tensor in direction.items():
-        if name not in params or tensor.shape != params[name].shape:
-            raise InputError(
-                f"a direction has {name!r} of shape {tuple(tensor.shape)}, which does not fit the "
-                "model's parameters. Pass tensors by the names of Objective.params, in their "
-                "shapes."
-            )
-
-
-def _check_rows_are_examples(passes: Passes, params: Params, probe: Probe) -> None:
-    """Refuse outputs whose first dimension equals the batch size only by coincidence."""
-    count = 0 if passes.allow_masks else count_examples(probe[0])
-
-    def read_half(model: nn.Module, noise: Noise | None) -> None:
-        batch, weights = slice_batch(probe, slice(count // 2), count)
-        passes.loss.examples(model, batch, weights, noise)
-
-    # The losses of batch_loss have one row per example by definition.
-    if count > 1:
-        with torch.no_grad():
-            passes.call(params, read_half, draw=0)
-
-
-def _check_sum(column: Tensor, gradients: dict[str, Tensor | None], direction: Params) -> None:
+def _check_sum(
+    u: Tensor, column: Tensor, gradients: dict[str, Tensor | None], direction: Params
+) -> None:
     """Refuse a backward that cannot be differentiated but raises no error.
 
     Σ u_i D ℓ_i[v] must equal ⟨∇ Σ u_i ℓ_i, v⟩, which needs no second backward.
     """
-    values = to_float64(column)
-    expected, scale = 0.0, float(values.abs().sum())
-    epsilons = [torch.finfo(column.dtype).eps]
-    for name, gradient in gradients.items():
-        if gradient is not None and name in direction:
-            terms = to_float64(gradient.detach()) * to_float64(direction[name]).to(gradient.device)
-            expected, scale = expected + float(terms.sum()), scale + float(terms.abs().sum())
-            epsilons.append(torch.finfo(gradient.dtype).eps)
-    if abs(float(values.sum()) - expected) > max(epsilons) ** 0.5 * scale:
+    pairs = [(g, direction[n]) for n, g in gradients.items() if g is not None and n in direction]
+    sums, scale, epsilon = [], 0.0, 0.0
+    for tensor, vector in ((u, column), *pairs):
+        terms = to_float64(tensor.detach()) * to_float64(vector.to(tensor.device))
+        sums.append(float(terms.sum()))
+        scale += float(terms.abs().sum())
+        epsilon = max(epsilon, torch.finfo(tensor.dtype).eps)
+    if abs(sums[0] - sum(sums[1:])) > epsilon**0.5 * scale:
         raise RuntimeError("a backward here is not differentiable and raises no error")

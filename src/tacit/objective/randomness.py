@@ -51,7 +51,7 @@ class Noise:
         return {"dtype": dtype, "device": like.device, "generator": self._generators[like.device]}
 
 
-def takes_noise(batch_loss: Callable[..., Any], *, training: bool, draws: int) -> bool:
+def takes_noise(batch_loss: Callable[..., Any], training: bool, draws: int) -> bool:
     """Whether a batch_loss has three required parameters (model, batch, noise)."""
     try:
         parameters = inspect.signature(batch_loss).parameters.values()
@@ -63,9 +63,8 @@ def takes_noise(batch_loss: Callable[..., Any], *, training: bool, draws: int) -
     optional = any(p.name == "noise" and p not in required for p in parameters)
     if len(required) > 3 or optional or (training and variadic and len(required) < 3):
         raise InputError(
-            f"batch_loss{inspect.signature(batch_loss)} may or may not take noise: write "
-            "batch_loss(model, batch), or batch_loss(model, batch, noise) with three parameters "
-            "that have no default, and bind all others with functools.partial."
+            f"batch_loss{inspect.signature(batch_loss)} may or may not take noise: write (model, "
+            "batch) or (model, batch, noise) without defaults; bind others by functools.partial."
         )
     if len(required) < 3:
         return False

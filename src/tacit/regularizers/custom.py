@@ -8,7 +8,7 @@ from torch import Tensor
 from tacit.errors import InputError
 from tacit.objective import derivatives
 from tacit.objective.params import Params, Scope, check_finite, select
-from tacit.regularizers.family import Columns, Regularizer, check_name, whole_column
+from tacit.regularizers.family import Columns, Regularizer, whole_column
 
 
 def regularizer(
@@ -26,10 +26,9 @@ def regularizer(
     >>> regularizer("norm", lambda params: params["w"].norm()).gradient(params)
     {'norm': {'w': tensor([0.6000, 0.8000], dtype=torch.float64)}}
     """
-    check_name(name)
     if not callable(function):
         raise InputError(
-            f"regularizer {name!r} was given a {type(function).__name__}: pass a function of the "
+            f"the function of {name!r} is a {type(function).__name__}: pass a function of the "
             "parameters' dictionary that returns a scalar."
         )
 

@@ -1,4 +1,4 @@
-"""Penalties that depend on data: the squared gradient norm of an objective."""
+"""Penalties that depend on data: values streamed over it, and the squared gradient norm."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -6,10 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tacit.errors import InputError
+from tacit.errors import check_type
 from tacit.objective.objective import Objective
 from tacit.objective.params import Params, Scope, select
-from tacit.regularizers.family import Regularizer, check_name, whole_column
+from tacit.regularizers.family import Columns, Regularizer, whole_column
 
 
 def gradient_norm(
@@ -31,73 +31,69 @@ def gradient_norm(
         scope: which rows the column covers; the norm is always over all parameters.
         name: the name that the strength is listed under.
     """
-    check_name(name)
-    if not isinstance(objective, Objective):
-        raise InputError(
-            f"gradient_norm was given a {type(objective).__name__}: pass the tacit.Objective whose "
-            "gradient is penalised."
-        )
+    needed = "the tacit.Objective whose gradient is penalised"
+    check_type("the objective of gradient_norm", objective, Objective, needed)
 
     def in_scope(params: Params) -> tuple[str, ...]:
         return select(params, scope, what=f"scope of {name}")
 
-    def penalty_gradient(params: Params) -> Params:
+    def gradient(params: Params) -> Params:
         product = objective.hvp(objective.gradient(params), params)
         return {n: 2 * product[n] for n in in_scope(params)}
 
+    def bind(params: Params) -> Columns:
+        return whole_column(name, gradient(params))
+
+    def squared_norm(params: Params) -> Tensor:
+        total = sum(g.square().sum() for g in objective.gradient(params).values())
+        return torch.as_tensor(total).reshape(1)
+
+    def pull_back(params: Params, cotangent: Tensor) -> Params:
+        return {n: cotangent[0] * g.to(params[n]) for n, g in gradient(params).items()}
+
     def value(params: Params) -> Tensor:
-        tensors = tuple(params.values())
-        return _GradientNorm.apply(objective, penalty_gradient, tuple(params), *tensors).reshape(1)
+        return StreamedValue.apply(squared_norm, pull_back, tuple(params), *params.values())
 
     def influence(params: Params, directions: Sequence[Params]) -> Tensor:
         # With g = ∇L, example i changes ⟨2Hg, v⟩ by 2⟨(H_i − H)g, v⟩ + 2⟨H(g_i − g), v⟩. The terms
         # without i are shared by all examples; the others are 2 D²ℓ_i[v, g] and 2 Dℓ_i[Hv].
-        scoped_names = set(in_scope(params))
-        scoped = [{n: t for n, t in v.items() if n in scoped_names} for v in directions]
-        products = [
-            objective.hvp({n: v.get(n, torch.zeros_like(p)) for n, p in params.items()}, params)
-            for v in scoped
-        ]
-        second = objective.directional_derivatives(
-            scoped, params, base=objective.gradient(params)
-        ).values
-        first = objective.directional_derivatives(products, params).values
-        return 2 * (second + first).unsqueeze(2)
+        scoped = [{n: v[n] for n in in_scope(params) if n in v} for v in directions]
+        zeros = {n: torch.zeros_like(p) for n, p in params.items()}
+        products = [objective.hvp(zeros | v, params) for v in scoped]
+        second = objective.directional_derivatives(scoped, params, base=objective.gradient(params))
+        first = objective.directional_derivatives(products, params)
+        return 2 * (second.values + first.values).unsqueeze(2)
 
-    return Regularizer(
-        name,
-        lambda params: whole_column(name, penalty_gradient(params)),
-        value,
-        influence=influence,
-        objective=objective,
-    )
+    return Regularizer(name, bind, value, influence=influence, objective=objective)
 
 
-class _GradientNorm(torch.autograd.Function):
-    """‖∇L‖² with the streamed 2 H ∇L as its backward, instead of one graph over all the data."""
+class StreamedValue(torch.autograd.Function):
+    """Values of a penalty, whose backward passes over the data again.
+
+    This avoids one graph over all the data. `value(params)` returns R_j of every column j, and
+    `pull_back(params, cotangent)` the gradient of Σ_j cotangent_j R_j, where it is not zero.
+    """
 
     @staticmethod
     def forward(
         ctx: Any,
-        objective: Objective,
-        penalty_gradient: Callable[[Params], Params],
+        value: Callable[[Params], Tensor],
+        pull_back: Callable[[Params, Tensor], Params],
         names: tuple[str, ...],
         *tensors: Tensor,
     ) -> Tensor:
-        ctx.penalty_gradient, ctx.names = penalty_gradient, names
+        """R_j of every column, in the dtype of the parameters."""
+        ctx.pull_back, ctx.names = pull_back, names
         ctx.save_for_backward(*tensors)
-        gradient = objective.gradient(dict(zip(names, tensors, strict=True)))
-        total = sum(g.square().sum() for g in gradient.values())
-        return torch.as_tensor(total).to(tensors[0])
+        return value(dict(zip(names, tensors, strict=True))).to(tensors[0])
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(  # pyright: ignore[reportIncompatibleMethodOverride] # as torch documents it
         ctx: Any, *cotangents: Tensor
     ) -> tuple[Tensor | None, ...]:
+        """The gradient by each parameter; the other arguments have none."""
         params = dict(zip(ctx.names, ctx.saved_tensors, strict=True))
-        gradient = ctx.penalty_gradient(params)
-        products = (
-            cotangents[0] * gradient[n].to(p) if n in gradient else None for n, p in params.items()
-        )
+        gradient = ctx.pull_back(params, cotangents[0])
+        products = (gradient[n].to(p) if n in gradient else None for n, p in params.items())
         return (None, None, None, *products)

@@ -1,7 +1,7 @@
 """Families that are sums over single entries: ridge, lasso, smoothed lasso, distance to a point."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from numbers import Real
 
@@ -11,14 +11,7 @@ from torch.nn import functional as F
 
 from tacit.errors import InputError
 from tacit.objective.params import Params, Scope, check_finite, to_float64
-from tacit.regularizers.family import (
-    Columns,
-    EntrywiseFunction,
-    FamilyKind,
-    Regularizer,
-    TensorGradient,
-    separable,
-)
+from tacit.regularizers.family import EntrywiseFunction, Regularizer, TensorGradient, separable
 
 
 def l2(*, scope: Scope = None, name: str = "l2") -> Regularizer:
@@ -34,7 +27,7 @@ def l2(*, scope: Scope = None, name: str = "l2") -> Regularizer:
     {'l2': {'w': tensor([ 2., -4.], dtype=torch.float64)}}
     """
     square = EntrywiseFunction(torch.square, lambda theta: 2 * theta)
-    return _sum_over_entries(name, square, scope=scope, kind="l2")
+    return replace(_sum_over_entries(name, scope, square), kind="l2")
 
 
 def l1(*, scope: Scope = None, name: str = "l1") -> Regularizer:
@@ -44,8 +37,8 @@ def l1(*, scope: Scope = None, name: str = "l1") -> Regularizer:
     an equation. Such rows are removed from all columns and from the target, and the fit reports
     their number.
     """
-    absolute = EntrywiseFunction(torch.abs, torch.sign)
-    return _sum_over_entries(name, absolute, scope=scope, kinks=lambda theta: theta == 0)
+    absolute = EntrywiseFunction(torch.abs, torch.sign, kinks=lambda theta: theta == 0)
+    return _sum_over_entries(name, scope, absolute)
 
 
 def smooth_l1(beta: float, *, scope: Scope = None, name: str = "smooth_l1") -> Regularizer:
@@ -56,16 +49,14 @@ def smooth_l1(beta: float, *, scope: Scope = None, name: str = "smooth_l1") -> R
     Trap: where all weights are smaller than β in magnitude, its column is proportional to that of
     `l2`, and the two strengths cannot be separated. Choose β well below typical weights.
     """
-    if isinstance(beta, bool) or not isinstance(beta, Real):
-        raise InputError(f"beta is {beta!r}: pass a number above zero, such as 1e-3.")
-    if not (math.isfinite(beta) and beta > 0):
+    if isinstance(beta, bool) or not isinstance(beta, Real) or not 0 < beta < math.inf:
         raise InputError(f"beta is {beta!r}: pass a finite number above zero; for β = 0 use l1().")
 
     def value(theta: Tensor) -> Tensor:
         return F.smooth_l1_loss(theta, torch.zeros_like(theta), beta=beta, reduction="none")
 
     huber = EntrywiseFunction(value, lambda theta: (theta / beta).clamp(-1, 1))
-    return _sum_over_entries(name, huber, scope=scope, kind="smooth_l1")
+    return replace(_sum_over_entries(name, scope, huber), kind="smooth_l1")
 
 
 def distance_to(
@@ -93,56 +84,28 @@ def distance_to(
     reference: Params = {n: t.detach().clone() for n, t in params.items()}
     check_finite(reference, what="the reference value")
 
-    def reference_of(theta: Tensor, tensor_name: str) -> Tensor:
-        if tensor_name not in reference or reference[tensor_name].shape != theta.shape:
-            there = reference.get(tensor_name)
+    def covers(theta: Tensor, tensor_name: str) -> bool:
+        """Any tensor, as long as the reference has it: refused before any pass over the data."""
+        there = reference.get(tensor_name)
+        if there is None or there.shape != theta.shape:
             shape = "no such tensor" if there is None else tuple(there.shape)
             raise InputError(
                 f"distance_to: the reference has {shape} for {tensor_name!r}, the model "
                 f"{tuple(theta.shape)}. Pass parameters of the same model, or limit the scope."
             )
-        return reference[tensor_name].to(theta.device)
+        return True
 
     def gradient(theta: Tensor, tensor_name: str) -> TensorGradient:
-        flat, origin = theta.flatten(), reference_of(theta, tensor_name).flatten()
+        flat, origin = theta.flatten(), reference[tensor_name].to(theta.device).flatten()
         return TensorGradient(lambda part: 2 * (to_float64(flat[part]) - to_float64(origin[part])))
 
     def value(theta: Tensor, tensor_name: str) -> Tensor:
-        return (theta - reference_of(theta, tensor_name).to(theta)).square().sum()
+        return (theta - reference[tensor_name].to(theta)).square().sum()
 
-    family = separable(name, scope=scope, value=value, gradient=gradient)
-
-    def bind(params: Params) -> Columns:
-        columns = family.bind(params)
-        for tensor_name in columns.active:
-            reference_of(params[tensor_name], tensor_name)  # refuse before any pass over the data
-        return columns
-
-    return replace(family, bind=bind)
+    return separable(name, scope, value=value, gradient=gradient, covers=covers)
 
 
-def _sum_over_entries(
-    name: str,
-    entrywise: EntrywiseFunction,
-    *,
-    scope: Scope,
-    kinks: Callable[[Tensor], Tensor] | None = None,
-    kind: FamilyKind = "",
-) -> Regularizer:
-    """The family R(θ) = Σ_i r(θ_i) of one function r; `kinks` marks entries without a gradient."""
-
-    def gradient(tensor: Tensor, _: str) -> TensorGradient:
-        flat = tensor.flatten()
-        return TensorGradient(
-            at=lambda part: entrywise.derivative(to_float64(flat[part])),
-            kinks=None if kinks is None else lambda part, kinks=kinks: kinks(flat[part]),
-        )
-
-    return separable(
-        name,
-        scope=scope,
-        value=lambda theta, _: entrywise.value(theta).sum(),
-        gradient=gradient,
-        kind=kind,
-        entrywise=entrywise,
-    )
+def _sum_over_entries(name: str, scope: Scope, function: EntrywiseFunction) -> Regularizer:
+    """The family R(θ) = Σ_i r(θ_i) of one function r."""
+    value, gradient = function.tensor_value, function.tensor_gradient
+    return replace(separable(name, scope, value=value, gradient=gradient), entrywise=function)

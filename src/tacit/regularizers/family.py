@@ -5,8 +5,8 @@ splitting such a family by layer.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
-from itertools import accumulate
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Literal, NamedTuple
 
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tacit.errors import InputError
 from tacit.objective.objective import Objective
-from tacit.objective.params import Params, Scope, layer_of, select, to_float64
+from tacit.objective.params import Params, Scope, float64_zeros, layer_of, select, to_float64
 
 FamilyKind = Literal["", "l2", "smooth_l1", "diagonal", "symmetric"]
 """Families that the diagnostics and `Fit.matrix()` treat specially; "" for all others."""
@@ -43,14 +43,37 @@ class Columns:
     kinks: Callable[[str, slice], Tensor | None] = lambda tensor_name, part: None
 
 
+class TensorGradient(NamedTuple):
+    """∇R on one flattened tensor, as functions of a slice of it."""
+
+    at: Callable[[slice], Tensor]
+    """The gradient on the slice, in float64."""
+    kinks: Callable[[slice], Tensor | None] = lambda part: None
+    """Which rows of the slice have no gradient; None if R is differentiable everywhere."""
+
+
 class EntrywiseFunction(NamedTuple):
     """A function r of one entry, for families R(θ) = Σ_i r(θ_i) with ∇R(θ)_i = r′(θ_i).
 
-    Both fields act on tensors of any shape, so that the parameters of many models can be stacked.
+    All fields act on tensors of any shape, so that the parameters of many models can be stacked.
     """
 
     value: Callable[[Tensor], Tensor]
     derivative: Callable[[Tensor], Tensor]
+    kinks: Callable[[Tensor], Tensor | None] = lambda theta: None
+    """Which entries have no derivative; None if r is differentiable everywhere."""
+
+    def tensor_value(self, tensor: Tensor, _: str) -> Tensor:
+        """R on one tensor, for `separable`."""
+        return self.value(tensor).sum()
+
+    def tensor_gradient(self, tensor: Tensor, _: str) -> TensorGradient:
+        """∇R on one tensor, for `separable`."""
+        flat = tensor.flatten()
+        return TensorGradient(
+            at=lambda part: self.derivative(to_float64(flat[part])),
+            kinks=lambda part: self.kinks(flat[part]),
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,6 +107,12 @@ class Regularizer:
     influence: Callable[[Params, Sequence[Params]], Tensor] | None = field(default=None, repr=False)
     objective: Objective | None = field(default=None, repr=False)
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not self.name.strip():
+            raise InputError(
+                f"a regularizer's name is {self.name!r}: pass a string that is not empty."
+            )
+
     def gradient(self, params: Params, names: Iterable[str] | None = None) -> dict[str, Params]:
         """Every column as a dictionary of whole tensors, restricted to the named tensors.
 
@@ -92,32 +121,23 @@ class Regularizer:
         """
         columns = self.bind(params)
         selected = params if names is None else {n: params[n] for n in names}
-        gradients = {
-            column: {n: torch.zeros_like(to_float64(p)) for n, p in selected.items()}
-            for column in columns.names
-        }
-        for name, tensor in selected.items():
-            if name not in columns.active:
-                continue
-            rows = columns.rows(name, slice(0, tensor.numel()))
-            for position, column in enumerate(columns.active[name]):
-                gradients[columns.names[column]][name] = rows[:, position].reshape(tensor.shape)
+        gradients = {column: float64_zeros(selected) for column in columns.names}
+        for name in selected.keys() & columns.active.keys():
+            rows, shape = columns.rows(name, slice(0, params[name].numel())), params[name].shape
+            for column, entries in zip(columns.active[name], rows.T, strict=True):
+                gradients[columns.names[column]][name] = entries.reshape(shape)
         return gradients
 
 
 def join_columns(families: Sequence[Columns]) -> Columns:
     """The columns of several families side by side."""
-    offsets = list(accumulate((len(f.names) for f in families), initial=0))
-    names = tuple(name for family in families for name in family.names)
-    tensor_names = dict.fromkeys(n for family in families for n in family.active)
-    active = {
-        n: tuple(
-            offset + column
-            for family, offset in zip(families, offsets, strict=False)
-            for column in family.active.get(n, ())
-        )
-        for n in tensor_names
-    }
+    names: tuple[str, ...] = ()
+    active: dict[str, tuple[int, ...]] = {}
+    for family in families:
+        for tensor_name, columns in family.active.items():
+            joined = (len(names) + column for column in columns)
+            active[tensor_name] = (*active.get(tensor_name, ()), *joined)
+        names += family.names
 
     def rows(tensor_name: str, part: slice) -> Tensor:
         blocks = [f.rows(tensor_name, part) for f in families if tensor_name in f.active]
@@ -140,24 +160,13 @@ def whole_column(name: str, gradient: Params) -> Columns:
     )
 
 
-class TensorGradient(NamedTuple):
-    """∇R on one flattened tensor, as functions of a slice of it."""
-
-    at: Callable[[slice], Tensor]
-    """The gradient on the slice, in float64."""
-    kinks: Callable[[slice], Tensor] | None = None
-    """Which rows of the slice have no gradient; None if R is differentiable everywhere."""
-
-
 def separable(
     name: str,
-    *,
     scope: Scope,
+    *,
     value: Callable[[Tensor, str], Tensor],
     gradient: Callable[[Tensor, str], TensorGradient],
-    covers: Callable[[Tensor], bool] = lambda tensor: True,
-    kind: FamilyKind = "",
-    entrywise: EntrywiseFunction | None = None,
+    covers: Callable[[Tensor, str], bool] = lambda tensor, tensor_name: True,
 ) -> Regularizer:
     """A family with one strength that is a sum over tensors, R(θ) = Σ_t R_t(θ_t).
 
@@ -166,15 +175,12 @@ def separable(
         scope: which parameters it covers.
         value: value(tensor, tensor_name) returns R_t of one tensor.
         gradient: gradient(tensor, tensor_name) returns ∇R_t of one tensor.
-        covers: for which tensors the penalty is defined at all.
-        kind: see `Regularizer`.
-        entrywise: the function of one entry, if R is a sum of one function over all entries.
+        covers: covers(tensor, tensor_name) tells whether the penalty is defined for a tensor.
     """
-    check_name(name)
 
     def covered(params: Params) -> tuple[str, ...]:
         in_scope = select(params, scope, what=f"scope of {name}")
-        tensor_names = tuple(n for n in in_scope if covers(params[n]))
+        tensor_names = tuple(n for n in in_scope if covers(params[n], n))
         if not tensor_names:
             raise InputError(
                 f"{name} is defined for none of the parameters in its scope: it needs tensors of "
@@ -183,42 +189,23 @@ def separable(
         return tensor_names
 
     def bind(params: Params) -> Columns:
-        gradients = _cache_one_tensor(params, gradient)
-
-        def kinks(tensor_name: str, part: slice) -> Tensor | None:
-            kinks_at = gradients(tensor_name).kinks
-            return None if kinks_at is None else kinks_at(part)
+        # Slices are read tensor by tensor, and a gradient may be costly to prepare (row norms, a
+        # singular value decomposition) and as large as its tensor: only the last one is cached.
+        @lru_cache(maxsize=1)
+        def gradient_of(tensor_name: str) -> TensorGradient:
+            return gradient(params[tensor_name].detach(), tensor_name)
 
         return Columns(
             names=(name,),
             active=dict.fromkeys(covered(params), (0,)),
-            rows=lambda tensor_name, part: gradients(tensor_name).at(part).unsqueeze(1),
-            kinks=kinks,
+            rows=lambda tensor_name, part: gradient_of(tensor_name).at(part).unsqueeze(1),
+            kinks=lambda tensor_name, part: gradient_of(tensor_name).kinks(part),
         )
 
     def total(params: Params) -> Tensor:
         return torch.stack([value(params[n], n) for n in covered(params)]).sum().reshape(1)
 
-    return Regularizer(name, bind, total, separable=True, kind=kind, entrywise=entrywise)
-
-
-def _cache_one_tensor(
-    params: Params, gradient: Callable[[Tensor, str], TensorGradient]
-) -> Callable[[str], TensorGradient]:
-    """`gradient` by tensor name; only the last tensor's is cached.
-
-    Slices are read tensor by tensor, and a gradient may be costly to prepare (row norms, a singular
-    value decomposition) and as large as its tensor.
-    """
-    cache: dict[str, TensorGradient] = {}
-
-    def cached(tensor_name: str) -> TensorGradient:
-        if tensor_name not in cache:
-            cache.clear()
-            cache[tensor_name] = gradient(params[tensor_name].detach(), tensor_name)
-        return cache[tensor_name]
-
-    return cached
+    return Regularizer(name, bind, total, separable=True)
 
 
 def layerwise(family: Regularizer | Callable[[], Regularizer]) -> Regularizer:
@@ -239,35 +226,21 @@ def layerwise(family: Regularizer | Callable[[], Regularizer]) -> Regularizer:
     base = family() if callable(family) else family
     if not isinstance(base, Regularizer) or not base.separable:
         raise InputError(
-            f"layerwise was given {getattr(base, 'name', type(base).__name__)!r}, which is not a "
-            "sum over tensors. Pass l2(), l1(), smooth_l1(beta), distance_to(params), group_l2() "
-            "or nuclear_norm()."
+            f"layerwise was given {getattr(base, 'name', type(base).__name__)!r}, not a sum over "
+            "tensors. Pass l2(), l1(), smooth_l1(), distance_to(), group_l2() or nuclear_norm()."
         )
-
-    def layer_indices(columns: Columns) -> dict[str, int]:
-        return {layer: i for i, layer in enumerate(dict.fromkeys(map(layer_of, columns.active)))}
 
     def bind(params: Params) -> Columns:
         columns = base.bind(params)
-        indices = layer_indices(columns)
-        return Columns(
-            names=tuple(f"{base.name}[{layer}]" for layer in indices),
-            active={n: (indices[layer_of(n)],) for n in columns.active},
-            rows=columns.rows,
-            kinks=columns.kinks,
-        )
+        layers = list(dict.fromkeys(map(layer_of, columns.active)))
+        names = tuple(f"{base.name}[{layer}]" for layer in layers)
+        active = {n: (layers.index(layer_of(n)),) for n in columns.active}
+        return replace(columns, names=names, active=active)
 
     def value(params: Params) -> Tensor:
-        columns = base.bind(params)
-        layers: dict[str, Params] = {layer: {} for layer in layer_indices(columns)}
-        for tensor_name in columns.active:
-            layers[layer_of(tensor_name)][tensor_name] = params[tensor_name]
+        layers: dict[str, Params] = {}
+        for tensor_name in base.bind(params).active:
+            layers.setdefault(layer_of(tensor_name), {})[tensor_name] = params[tensor_name]
         return torch.cat([base.value(layer_params) for layer_params in layers.values()])
 
-    return Regularizer(base.name, bind, value, kind=base.kind, entrywise=base.entrywise)
-
-
-def check_name(name: str) -> None:
-    """Refuse a name that is not a non-empty string."""
-    if not isinstance(name, str) or not name.strip():
-        raise InputError(f"a regularizer's name is {name!r}: pass a string that is not empty.")
+    return replace(base, bind=bind, value=value, separable=False)

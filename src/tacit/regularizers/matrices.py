@@ -22,7 +22,9 @@ def group_l2(*, scope: Scope = None, name: str = "group_l2") -> Regularizer:
 
     def gradient(tensor: Tensor, _: str) -> TensorGradient:
         flat, width = tensor.flatten(), as_rows(tensor).shape[1]
-        dtype = _widest_dtype(tensor)
+        dtype = (
+            torch.float32 if tensor.device.type == "mps" else torch.float64
+        )  # mps has no float64
         row_norms = to_float64(torch.linalg.vector_norm(as_rows(tensor), dim=1, dtype=dtype))
 
         def norms(part: slice) -> Tensor:
@@ -35,12 +37,10 @@ def group_l2(*, scope: Scope = None, name: str = "group_l2") -> Regularizer:
             kinks=lambda part: norms(part) == 0,
         )
 
-    return separable(
-        name,
-        scope=scope,
-        value=lambda theta, _: torch.linalg.vector_norm(as_rows(theta), dim=1).sum(),
-        gradient=gradient,
-    )
+    def value(tensor: Tensor, _: str) -> Tensor:
+        return torch.linalg.vector_norm(as_rows(tensor), dim=1).sum()
+
+    return separable(name, scope, value=value, gradient=gradient)
 
 
 def nuclear_norm(*, scope: Scope = None, name: str = "nuclear_norm") -> Regularizer:
@@ -54,7 +54,7 @@ def nuclear_norm(*, scope: Scope = None, name: str = "nuclear_norm") -> Regulari
     """
 
     def gradient(tensor: Tensor, _: str) -> TensorGradient:
-        matrix = to_float64(tensor.reshape(len(tensor), -1))
+        matrix = to_float64(tensor.flatten(1))
         u, s, vh = torch.linalg.svd(matrix, full_matrices=False)
         deficient = bool(s[-1] <= max(matrix.shape) * torch.finfo(tensor.dtype).eps * s[0])
         flat = (u @ vh).flatten()
@@ -63,15 +63,10 @@ def nuclear_norm(*, scope: Scope = None, name: str = "nuclear_norm") -> Regulari
             kinks=lambda part: torch.full_like(flat[part], deficient, dtype=torch.bool),
         )
 
-    return separable(
-        name,
-        scope=scope,
-        value=lambda theta, _: torch.linalg.matrix_norm(theta.reshape(len(theta), -1), ord="nuc"),
-        gradient=gradient,
-        covers=lambda tensor: tensor.ndim >= 2,
-    )
+    def value(tensor: Tensor, _: str) -> Tensor:
+        return torch.linalg.matrix_norm(tensor.flatten(1), ord="nuc")
 
+    def covers(tensor: Tensor, _: str) -> bool:
+        return tensor.ndim >= 2
 
-def _widest_dtype(tensor: Tensor) -> torch.dtype:
-    """The widest float that the tensor's device can compute in."""
-    return torch.float32 if tensor.device.type == "mps" else torch.float64
+    return separable(name, scope, value=value, gradient=gradient, covers=covers)

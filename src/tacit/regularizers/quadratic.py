@@ -8,7 +8,7 @@ from torch import Tensor
 
 from tacit.errors import InputError
 from tacit.objective.params import Params, Scope, select, to_float64
-from tacit.regularizers.family import Columns, Regularizer, check_name
+from tacit.regularizers.family import Columns, Regularizer
 
 MAX_COEFFICIENTS = 5_000
 """The largest number of coefficients of Λ: more can neither be identified nor afforded."""
@@ -24,22 +24,18 @@ def diagonal(*, scope: Scope = None, name: str = "diagonal") -> Regularizer:
     wherever no weight is zero. An explained fraction of 1 is therefore no evidence for this
     penalty: validate by retraining, or stack several endpoints.
     """
-    check_name(name)
 
     def bind(params: Params) -> Columns:
-        coordinates, tensors = _coordinates(name, params, scope)
-        _check_size(name, len(coordinates), "p")
-        offsets = _offsets(tensors)
+        tensors, positions, entries = _entries(name, params, scope, kind="diagonal")
 
         def rows(tensor_name: str, part: slice) -> Tensor:
-            theta = to_float64(tensors[tensor_name].flatten()[part])
-            block = theta.new_zeros(len(theta), tensors[tensor_name].numel())
-            index = torch.arange(len(theta), device=theta.device)
-            block[index, part.start + index] = 2 * theta
+            theta = to_float64(tensors[tensor_name].flatten())
+            block = theta.new_zeros(len(theta[part]), len(theta))
+            block.diagonal(part.start).copy_(2 * theta[part])
             return block
 
-        active = {n: tuple(range(offsets[n], offsets[n] + t.numel())) for n, t in tensors.items()}
-        return Columns(tuple(f"{name}[{c}]" for c in coordinates), active, rows)
+        active = {n: tuple(position.tolist()) for n, position in positions.items()}
+        return Columns(tuple(f"{name}[{entry}]" for entry in entries), active, rows)
 
     def value(params: Params) -> Tensor:
         return _flatten(name, params, scope).square()
@@ -57,26 +53,20 @@ def symmetric(*, scope: Scope = None, name: str = "symmetric") -> Regularizer:
     off it, so that the minimum-norm solution is the Λ of least Frobenius norm. One endpoint gives
     only p equations, so Λ is underdetermined unless many endpoints are stacked.
     """
-    check_name(name)
 
     def bind(params: Params) -> Columns:
-        coordinates, tensors = _coordinates(name, params, scope)
-        size = len(coordinates)
-        _check_size(name, size * (size + 1) // 2, "p(p+1)/2")
-        offsets = _offsets(tensors)
+        tensors, positions, entries = _entries(name, params, scope, kind="symmetric")
         theta = torch.cat([to_float64(t.flatten()) for t in tensors.values()])
-        i, j = torch.triu_indices(size, size, device=theta.device)
+        i, j = torch.triu_indices(len(theta), len(theta), device=theta.device)
 
         def rows(tensor_name: str, part: slice) -> Tensor:
             # ∂(θ_i θ_j)/∂θ_m = [i = m] θ_j + [j = m] θ_i
-            block = theta.new_zeros(part.stop - part.start, len(i))
-            for row in range(len(block)):
-                m = offsets[tensor_name] + part.start + row
-                block[row] = torch.where(i == m, theta[j], 0) + torch.where(j == m, theta[i], 0)
+            m = positions[tensor_name][part].to(theta.device).unsqueeze(1)
+            block = torch.where(i == m, theta[j], 0) + torch.where(j == m, theta[i], 0)
             return block * _basis_scale(i == j, theta)
 
         pairs = zip(i.tolist(), j.tolist(), strict=True)
-        names = tuple(f"{name}[{coordinates[a]},{coordinates[b]}]" for a, b in pairs)
+        names = tuple(f"{name}[{entries[a]},{entries[b]}]" for a, b in pairs)
         return Columns(names, dict.fromkeys(tensors, tuple(range(len(i)))), rows)
 
     def value(params: Params) -> Tensor:
@@ -94,46 +84,41 @@ def quadratic_matrix(strengths: Tensor, kind: str) -> Tensor:
     size = math.isqrt(2 * len(strengths))
     i, j = torch.triu_indices(size, size)
     matrix = strengths.new_zeros(size, size)
-    matrix[i, j] = strengths / _basis_scale(i == j, strengths)
-    return torch.where(torch.eye(size, dtype=torch.bool), matrix, matrix + matrix.T)
+    matrix[i, j] = matrix[j, i] = strengths / _basis_scale(i == j, strengths)
+    return matrix
 
 
 def _basis_scale(on_diagonal: Tensor, like: Tensor) -> Tensor:
     """The factor of θ_i θ_j in an orthonormal basis of symmetric matrices: 1 if i = j, else √2."""
-    return torch.where(on_diagonal, 1.0, torch.tensor(2.0, dtype=like.dtype).sqrt().to(like.device))
+    return torch.where(on_diagonal, 1.0, 2.0).to(like).sqrt()
 
 
-def _coordinates(name: str, params: Params, scope: Scope) -> tuple[list[str], Params]:
-    """The names of all single entries in scope, such as `0.weight[1,2]`, and their tensors."""
+def _entries(
+    name: str, params: Params, scope: Scope, *, kind: str
+) -> tuple[Params, Params, list[str]]:
+    """The tensors in scope, and of all their entries the positions in θ and the names.
+
+    The name of an entry is such as `0.weight[1,2]`.
+    """
     tensors = {n: params[n].detach() for n in select(params, scope, what=f"scope of {name}")}
-    total = sum(t.numel() for t in tensors.values())
-    if total > MAX_COEFFICIENTS:  # before names are made for every parameter of a large model
-        _check_size(name, total, "at least p")
-    coordinates = [
+    sizes = [t.numel() for t in tensors.values()]
+    p = sum(sizes)
+    formula, count = ("p", p) if kind == "diagonal" else ("p(p+1)/2", p * (p + 1) // 2)
+    if count > MAX_COEFFICIENTS:
+        raise InputError(
+            f"{name}() would have {formula} = {count} coefficients for p = {p} parameters; at most "
+            f"{MAX_COEFFICIENTS} can be fitted. Limit its scope, or use layerwise(l2())."
+        )
+    positions = dict(zip(tensors, torch.arange(p).split(sizes), strict=True))
+    names = [
         f"{n}[{','.join(map(str, index))}]" if index else n
         for n, t in tensors.items()
         for index in np.ndindex(*t.shape)
     ]
-    return coordinates, tensors
-
-
-def _offsets(tensors: Params) -> dict[str, int]:
-    """The index of every tensor's first entry, with all tensors flattened and concatenated."""
-    offsets, total = {}, 0
-    for name, tensor in tensors.items():
-        offsets[name], total = total, total + tensor.numel()
-    return offsets
+    return tensors, positions, names
 
 
 def _flatten(name: str, params: Params, scope: Scope) -> Tensor:
     """All parameters in scope as one vector."""
     in_scope = select(params, scope, what=f"scope of {name}")
     return torch.cat([params[n].flatten() for n in in_scope])
-
-
-def _check_size(name: str, size: int, formula: str) -> None:
-    if size > MAX_COEFFICIENTS:
-        raise InputError(
-            f"{name}() would have {formula} = {size} coefficients here; at most {MAX_COEFFICIENTS} "
-            "can be fitted. Limit its scope to a few parameters, or use layerwise(l2())."
-        )

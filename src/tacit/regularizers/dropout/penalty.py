@@ -1,37 +1,22 @@
 """The explicit regularizer of dropout as a family of penalties, streamed over the data."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from tacit.errors import InputError
+from tacit.errors import InputError, check_type, check_whole
 from tacit.objective import derivatives
 from tacit.objective.losses import Loss
 from tacit.objective.objective import Objective
 from tacit.objective.params import Params, Scope, check_finite, float64_zeros, select, to_float64
 from tacit.objective.per_example import derivatives_of_terms
-from tacit.regularizers.dropout.layers import (
-    DropoutLayer,
-    dropout_layers,
-    record_dropout_inputs,
-    run_batch,
-)
-from tacit.regularizers.dropout.terms import (
-    OutputCurvature,
-    exact_terms,
-    explain_missing_double_backward,
-    random_signs,
-    sampled_terms,
-)
-from tacit.regularizers.family import Columns, Regularizer, check_name
-
-MAX_EXACT_OUTPUTS = 32
-"""The largest number of outputs per example for which the default is the exact sum."""
-DEFAULT_SAMPLES = 8
-"""Draws of random signs if there are more outputs."""
+from tacit.regularizers.data_dependent import StreamedValue
+from tacit.regularizers.dropout.layers import DropoutLayer, dropout_layers, record_inputs, run_batch
+from tacit.regularizers.dropout.terms import OutputCurvature, batch_terms
+from tacit.regularizers.family import Columns, Regularizer, join_columns, whole_column
 
 
 def explicit_dropout(
@@ -76,26 +61,23 @@ def explicit_dropout(
         scope: which rows the columns cover.
         name: the name that strengths are listed under.
     """
-    check_name(name)
-    loss = _check_options(objective, by_layer, samples, seed)
+    needed = "the tacit.Objective of the model with dropout layers"
+    check_type("the objective of explicit_dropout", objective, Objective, needed)
+    check_type("by_layer", by_layer, bool, "True or False")
+    check_whole("seed", seed, least=0)
+    if samples is not None:
+        check_whole("samples", samples)
+    if objective.loss is None:
+        raise InputError(
+            "explicit_dropout needs the loss as a function of the model's output, and this "
+            "objective is from_batch_loss: make it as Objective(model, loss, data)."
+        )
     layers = dropout_layers(objective, by_layer=by_layer)
-    columns = (name,)
-    if by_layer:
-        columns = tuple(f"{name}[{layer.name}]" for layer in layers.values())
-    penalty = _Penalty(objective, loss, layers, len(columns), samples, seed, scope, name)
-
-    def bind(params: Params) -> Columns:
-        gradients = penalty.gradients(params, torch.eye(len(columns), dtype=torch.float64))
-
-        def rows(tensor_name: str, part: slice) -> Tensor:
-            return torch.stack([g[tensor_name].flatten()[part] for g in gradients], dim=1)
-
-        return Columns(columns, dict.fromkeys(gradients[0], tuple(range(len(columns)))), rows)
-
-    def value(params: Params) -> Tensor:
-        return _PenaltyValue.apply(penalty, tuple(params), *params.values())
-
-    return Regularizer(name, bind, value, influence=penalty.influence, objective=objective)
+    columns = tuple(f"{name}[{layer.name}]" for layer in layers.values()) if by_layer else (name,)
+    penalty = _Penalty(objective, objective.loss, layers, columns, samples, seed, scope, name)
+    return Regularizer(
+        name, penalty.bind, penalty.value, influence=penalty.influence, objective=objective
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,21 +87,34 @@ class _Penalty:
     objective: Objective
     loss: Loss
     layers: dict[nn.Module, DropoutLayer]
-    columns: int
+    columns: tuple[str, ...]
     samples: int | None
     seed: int
     scope: Scope
     name: str
 
+    def bind(self, params: Params) -> Columns:
+        """∇R of every column."""
+        gradients = self.gradients(params, torch.eye(len(self.columns), dtype=torch.float64))
+        return join_columns(list(map(whole_column, self.columns, gradients)))
+
+    def value(self, params: Params) -> Tensor:
+        """R of every column, for autograd."""
+
+        def pull_back(params: Params, cotangent: Tensor) -> Params:
+            return self.gradients(params, cotangent[None])[0]
+
+        return StreamedValue.apply(self.evaluate, pull_back, tuple(params), *params.values())
+
     @torch.inference_mode(mode=False)
-    def values(self, params: Params) -> Tensor:
+    def evaluate(self, params: Params) -> Tensor:
         """R of every column, in float64."""
-        totals = torch.zeros(self.columns, dtype=torch.float64)
+        totals = torch.zeros(len(self.columns), dtype=torch.float64)
         leaves = derivatives.leaves(self.objective.point(params))
 
         def add(terms: list[Tensor], index: int) -> None:
-            batch_sums = torch.stack([column.sum() for column in terms])
-            totals.add_(to_float64(batch_sums.detach()).cpu())
+            sums = torch.stack([column.sum() for column in terms])
+            totals.add_(to_float64(sums.detach()).cpu())
 
         weight = self._for_each_batch(leaves, add, create_graph=False)
         check_finite({self.name: totals}, what="the value")
@@ -151,14 +146,13 @@ class _Penalty:
     def influence(self, params: Params, directions: Sequence[Params]) -> Tensor:
         """D R_i[v] of every example i, direction v and column, in float64, without the weights."""
         leaves = derivatives.leaves(self.objective.point(params))
-        in_scope = set(self._in_scope(leaves))
-        scoped = [{n: t for n, t in v.items() if n in in_scope} for v in directions]
+        in_scope = self._in_scope(leaves)
+        scoped = [{n: v[n] for n in in_scope if n in v} for v in directions]
         by_batch: dict[int, Tensor] = {}
 
         def add(terms: list[Tensor], index: int) -> None:
             columns = [derivatives_of_terms(column, leaves, scoped) for column in terms]
-            stacked = torch.stack(columns, dim=2)
-            by_batch[index] = by_batch[index] + stacked if index in by_batch else stacked
+            by_batch[index] = by_batch.get(index, 0) + torch.stack(columns, dim=2)
 
         self._for_each_batch(leaves, add, create_graph=True, weighted=False)
         return torch.cat(list(by_batch.values()))
@@ -182,35 +176,34 @@ class _Penalty:
         batch_weights = []
 
         def use(model: nn.Module, batch: Any, weights: Tensor | None, index: int) -> None:
-            with record_dropout_inputs(self.layers) as calls:
+            with record_inputs(self.layers) as calls:
                 outputs, target = run_batch(model, batch, calls)
-                curvature = OutputCurvature.from_loss(
-                    outputs,
-                    len(outputs) * self.loss(outputs, target),  # a mean over examples, times n
-                    calls,
-                    weights=weights if weighted else None,
-                    create_graph=create_graph,
-                )
-                for terms in self._terms(curvature, index):
+                loss = len(outputs) * self.loss(outputs, target)  # a mean over examples, times n
+                if not loss.requires_grad:
+                    raise InputError(
+                        "the loss does not depend on the outputs: it detaches them, or computes "
+                        "outside torch. Use a loss that autograd can differentiate twice."
+                    )
+                (gradient,) = torch.autograd.grad(loss, outputs, create_graph=True)
+                used_weights = weights if weighted else None
+                curvature = OutputCurvature(outputs, calls, gradient, used_weights, create_graph)
+                seed = self.seed, index
+                for terms in batch_terms(curvature, len(self.columns), self.samples, seed):
                     add(terms, index)
             batch_weights.append(
                 len(outputs) if weights is None else float(to_float64(weights).sum())
             )
 
-        with explain_missing_double_backward():
+        try:
             self.objective.for_each_batch(leaves, use)
+        except RuntimeError as error:
+            if not derivatives.lacks_double_backward(error):
+                raise
+            raise InputError(
+                f"explicit_dropout needs double backward, which an operator here lacks: {error}. "
+                "Custom functions need a differentiable backward."
+            ) from error
         return sum(batch_weights)
-
-    def _terms(self, curvature: OutputCurvature, index: int) -> Iterator[list[Tensor]]:
-        """Terms of the batch's examples by column: lists, one or more, that sum to R_i."""
-        outputs = curvature.outputs[0].numel()
-        samples = self.samples or (0 if outputs <= MAX_EXACT_OUTPUTS else DEFAULT_SAMPLES)
-        if not samples:
-            yield exact_terms(curvature, self.columns)
-            return
-        draws = (random_signs(curvature.calls, (self.seed, index, draw)) for draw in range(samples))
-        for terms in sampled_terms(curvature, self.columns, draws):
-            yield [column / samples for column in terms]
 
 
 def _combined_gradient(
@@ -223,52 +216,3 @@ def _combined_gradient(
     return torch.autograd.grad(
         [s for s, _ in pairs], leaves, [c for _, c in pairs], retain_graph=True, allow_unused=True
     )
-
-
-class _PenaltyValue(torch.autograd.Function):
-    """R of every column, with another pass over the data as its backward.
-
-    This avoids one graph over the whole data set.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, penalty: _Penalty, names: tuple[str, ...], *tensors: Tensor) -> Tensor:
-        ctx.penalty, ctx.names = penalty, names
-        ctx.save_for_backward(*tensors)
-        return penalty.values(dict(zip(names, tensors, strict=True))).to(tensors[0])
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(  # pyright: ignore[reportIncompatibleMethodOverride] # as torch documents it
-        ctx: Any, *cotangents: Tensor
-    ) -> tuple[Tensor | None, ...]:
-        params = dict(zip(ctx.names, ctx.saved_tensors, strict=True))
-        (gradient,) = ctx.penalty.gradients(params, cotangents[0][None])
-        return (
-            None,
-            None,
-            *(gradient[n].to(p) if n in gradient else None for n, p in params.items()),
-        )
-
-
-def _check_options(objective: Objective, by_layer: bool, samples: int | None, seed: int) -> Loss:
-    """Refuse options of the wrong type; returns the loss as a function of the outputs."""
-    if not isinstance(objective, Objective):
-        raise InputError(
-            f"explicit_dropout was given a {type(objective).__name__}: pass the tacit.Objective "
-            "of the model with dropout layers."
-        )
-    if objective.loss is None:
-        raise InputError(
-            "explicit_dropout needs the loss as a function of the model's output, and this "
-            "objective is from_batch_loss: make it as Objective(model, loss, data), with a module "
-            "that returns one tensor and a mean-reduced loss(output, target)."
-        )
-    if not isinstance(by_layer, bool):
-        raise InputError(f"by_layer is {by_layer!r}: pass True or False.")
-    for name, number, least in (("samples", samples, 1), ("seed", seed, 0)):
-        if name == "samples" and number is None:
-            continue
-        if isinstance(number, bool) or not isinstance(number, int) or number < least:
-            raise InputError(f"{name} is {number!r}: pass a whole number, at least {least}.")
-    return objective.loss
