@@ -1,127 +1,33 @@
 """Estimate the regularization that a training run applied without writing it down.
 
-Names are imported when they are first used, so that `tacit --help` does not wait for torch.
+The public names are those that `__init__.pyi` imports, where type checkers look for them. At run
+time each is imported when it is first used, so that `tacit --help` does not wait for torch.
 """
 
+import ast
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from tacit import (
-        bounds,
-        ensembles,
-        equations,
-        fitting,
-        identifiability,
-        objective,
-        reference,
-        regularizers,
-        theory,
-        uncertainty,
-        validation,
-    )
-    from tacit.equations import (
-        Equations,
-        Target,
-        Trajectory,
-        average_epochs,
-        bootstrap,
-        difference_equations,
-        difference_target,
-        endpoint_equations,
-        endpoint_target,
-        record,
-        rk4,
-        stack,
-        trajectory_equations,
-        trajectory_target,
-    )
-    from tacit.errors import InputError, Problem
-    from tacit.estimating import estimate, time_varying
-    from tacit.fitting import Fit, fit
-    from tacit.identifiability import null_distribution
-    from tacit.objective import Objective
-    from tacit.regularizers import Regularizer, l1, l2, layerwise, regularizer, smooth_l1
-    from tacit.uncertainty import score_examples
-    from tacit.validation import validate
-
-__all__ = [
-    "Equations",
-    "Fit",
-    "InputError",
-    "Objective",
-    "Problem",
-    "Regularizer",
-    "Target",
-    "Trajectory",
-    "average_epochs",
-    "bootstrap",
-    "bounds",
-    "difference_equations",
-    "difference_target",
-    "endpoint_equations",
-    "endpoint_target",
-    "ensembles",
-    "equations",
-    "estimate",
-    "fit",
-    "fitting",
-    "identifiability",
-    "l1",
-    "l2",
-    "layerwise",
-    "null_distribution",
-    "objective",
-    "record",
-    "reference",
-    "regularizer",
-    "regularizers",
-    "rk4",
-    "score_examples",
-    "smooth_l1",
-    "stack",
-    "theory",
-    "time_varying",
-    "trajectory_equations",
-    "trajectory_target",
-    "uncertainty",
-    "validate",
-    "validation",
-]
+from pathlib import Path
+from typing import Any
 
 try:
     __version__ = version("tacit")
 except PackageNotFoundError:  # run from a source tree
     __version__ = "0+unknown"
 
-_HOMES = {
-    "tacit.equations": (
-        "Equations Target Trajectory average_epochs bootstrap difference_equations "
-        "difference_target endpoint_equations endpoint_target record rk4 stack "
-        "trajectory_equations trajectory_target"
-    ),
-    "tacit.errors": "InputError Problem",
-    "tacit.estimating": "estimate time_varying",
-    "tacit.fitting": "Fit fit",
-    "tacit.identifiability": "null_distribution",
-    "tacit.objective": "Objective",
-    "tacit.regularizers": "Regularizer l1 l2 layerwise regularizer smooth_l1",
-    "tacit.uncertainty": "score_examples",
-    "tacit.validation": "validate",
-}
-_HOME = {name: module for module, names in _HOMES.items() for name in names.split()}
+_STUB = ast.parse(Path(__file__).with_suffix(".pyi").read_text(encoding="utf-8"))
+_IMPORTS = [statement for statement in _STUB.body if isinstance(statement, ast.ImportFrom)]
+_HOMES = {alias.name: str(line.module) for line in _IMPORTS for alias in line.names}
+__all__ = sorted(_HOMES)  # pyright: ignore[reportUnsupportedDunderAll] # it reads the stub
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOME:
-        value = getattr(import_module(_HOME[name]), name)
-    elif name in __all__:
-        value = import_module(f"tacit.{name}")
-    else:
+    if name not in _HOMES:
         raise AttributeError(f"module 'tacit' has no attribute {name!r}")
-    globals()[name] = value
-    return value
+    if _HOMES[name] == "tacit":
+        return import_module(f"tacit.{name}")
+    globals()[name] = getattr(import_module(_HOMES[name]), name)
+    return globals()[name]
 
 
 def __dir__() -> list[str]:

@@ -7,13 +7,12 @@ says how loose they are.
 
 import math
 from collections.abc import Sequence
-from numbers import Real
 
 import torch
 from torch import Tensor
 
 from tacit.equations.equations import Equations
-from tacit.errors import InputError
+from tacit.errors import check_number
 
 
 def conditioning(equations: Equations) -> float:
@@ -55,7 +54,8 @@ def linear_bound(
         bias: α = ‖(ΦᵀΦ)^(−1/2) Φᵀa‖/√p for the misspecification a.
         delta: δ, the probability that the bound fails.
     """
-    _check_positive(rows=rows, strengths=strengths, conditioning=conditioning, delta=delta)
+    check_number("delta", delta, above=0, below=1)
+    _check_positive(rows=rows, strengths=strengths, conditioning=conditioning)
     _check_nonnegative(noise=noise, correlation=correlation, bias=bias)
     tail = strengths * math.log(5) + math.log(2 / delta)
     noise_error = 2 * noise * math.sqrt(2 * correlation * tail / (conditioning * rows))
@@ -89,7 +89,8 @@ def nonparametric_bound(
         approximation_error: inf ‖g − b*‖ over the class; matters only with a net.
         delta: δ, the probability that the bound fails.
     """
-    _check_positive(rows=rows, candidates=candidates, delta=delta)
+    check_number("delta", delta, above=0, below=1)
+    _check_positive(rows=rows, candidates=candidates)
     _check_nonnegative(diameter=diameter, noise=noise, correlation=correlation)
     _check_nonnegative(resolution=resolution, approximation_error=approximation_error)
     tail = math.log(candidates) + math.log(2 / delta)
@@ -113,7 +114,8 @@ def trajectory_bound(
         candidates: N, the number of regularizers compared.
         delta: δ, the probability that the bound fails.
     """
-    _check_positive(candidates=candidates, delta=delta)
+    check_number("delta", delta, above=0, below=1)
+    _check_positive(candidates=candidates)
     _check_nonnegative(variation=variation, increment=increment)
     tail = math.log(2 * candidates / delta)
     return 2 * (math.sqrt(2 * variation * tail) + increment * tail / 3)
@@ -126,14 +128,9 @@ def quadratic_variation(differences: Sequence[Tensor], covariances: Sequence[Ten
 
 def _check_positive(**arguments: float) -> None:
     for name, value in arguments.items():
-        is_number = isinstance(value, Real) and not isinstance(value, bool)
-        if not is_number or not 0 < value < math.inf or (name == "delta" and value >= 1):
-            limit = "between 0 and 1" if name == "delta" else "above zero"
-            raise InputError(f"{name} is {value!r}: pass a finite number {limit}.")
+        check_number(name, value, above=0)
 
 
 def _check_nonnegative(**arguments: float) -> None:
     for name, value in arguments.items():
-        is_number = isinstance(value, Real) and not isinstance(value, bool)
-        if not is_number or not 0 <= value < math.inf:
-            raise InputError(f"{name} is {value!r}: pass a finite number, 0 or above.")
+        check_number(name, value, least=0)

@@ -17,10 +17,8 @@ import typer
 import tacit
 from tacit.errors import InputError
 
-AddCommands = Callable[[typer.Typer], None]
 
-
-def build_app(extra_commands: Iterable[AddCommands] = ()) -> typer.Typer:
+def build_app(extra_commands: Iterable[Callable[[typer.Typer], None]] = ()) -> typer.Typer:
     """The app with the commands of this module, of installed packages, and of `extra_commands`."""
     app = typer.Typer(
         add_completion=False,
@@ -56,14 +54,12 @@ def _print_version(requested: bool) -> None:
         raise typer.Exit
 
 
-def _global_options(
-    version: Annotated[
-        bool,
-        typer.Option(
-            "--version", help="Print the version.", callback=_print_version, is_eager=True
-        ),
-    ] = False,
-) -> None:
+VERSION = typer.Option(
+    "--version", help="Print the version.", callback=_print_version, is_eager=True
+)
+
+
+def _global_options(version: Annotated[bool, VERSION] = False) -> None:
     pass
 
 
@@ -81,10 +77,7 @@ def estimate(
     ] = False,
     population: Annotated[
         float | None,
-        typer.Option(
-            help="Size of the population that the examples were drawn from (inf: infinite). "
-            "Adds standard errors of sampling."
-        ),
+        typer.Option(help="Population size, or inf: adds standard errors of sampling."),
     ] = None,
     json_file: Annotated[
         Path | None, typer.Option("--json", help="Write the fit to this file.")

@@ -5,9 +5,9 @@ from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
-from tacit.equations.endpoint import endpoint_equations
 from tacit.equations.resampling import check_point
-from tacit.errors import InputError
+from tacit.equations.target import endpoint_equations
+from tacit.errors import InputError, check_type
 from tacit.fitting.fits import Fit, fit
 from tacit.objective.losses import Loss
 from tacit.objective.objective import Objective
@@ -55,9 +55,7 @@ def estimate(
     objective = Objective(model, loss, data)
     equations = endpoint_equations(objective, regularizers, known=known)
     result = fit(equations, nonnegative=nonnegative)
-    if population is None:
-        return result
-    return with_sampling_errors(result, population)
+    return result if population is None else with_sampling_errors(result, population)
 
 
 def time_varying(
@@ -80,11 +78,9 @@ def time_varying(
     >>> {t: round(fit.strengths["l2"], 12) for t, fit in fits.items()}
     {1: 0.5, 2: 0.166666666667}
     """
-    if not isinstance(checkpoints, Mapping) or not checkpoints:
-        raise InputError(
-            f"checkpoints is {'empty' if checkpoints == {} else f'a {type(checkpoints).__name__}'}:"
-            " pass a dictionary from time to parameters, with at least one entry."
-        )
+    check_type("checkpoints", checkpoints, Mapping, "a dictionary from time to parameters")
+    if not checkpoints:
+        raise InputError("checkpoints is empty: pass parameters for at least one time.")
     fits: dict[Time, Fit] = {}
     for time in track(checkpoints, total=len(checkpoints), label="checkpoints"):
         point = check_point(objective, checkpoints[time], what=f"checkpoint {time!r}")

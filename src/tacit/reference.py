@@ -23,24 +23,24 @@ def flat(tensors: Params) -> Tensor:
     return torch.cat([t.reshape(-1) for t in tensors.values()])
 
 
+def unflatten(vector: Tensor, like: Params) -> Params:
+    """A vector as named tensors in the shapes of others."""
+    parts = vector.split([p.numel() for p in like.values()])
+    return {n: part.reshape(p.shape) for (n, p), part in zip(like.items(), parts, strict=True)}
+
+
 def gradient(function: Function, params: Params) -> Tensor:
     """∇f as one vector."""
     leaves = {n: p.detach().requires_grad_() for n, p in params.items()}
-    parts = torch.autograd.grad(
-        function(leaves), list(leaves.values()), allow_unused=True, materialize_grads=True
-    )
-    return torch.cat([part.reshape(-1) for part in parts])
+    parts = torch.autograd.grad(function(leaves), list(leaves.values()), materialize_grads=True)
+    return flat(dict(zip(leaves, parts, strict=True)))
 
 
 def hessian(function: Function, params: Params) -> Tensor:
     """∇²f as one matrix."""
-    sizes = [p.numel() for p in params.values()]
-
-    def of_vector(vector: Tensor) -> Tensor:
-        parts = zip(params.items(), vector.split(sizes), strict=True)
-        return function({n: part.reshape(p.shape) for (n, p), part in parts})
-
-    return torch.autograd.functional.hessian(of_vector, flat(params))  # pyright: ignore
+    return torch.autograd.functional.hessian(  # pyright: ignore
+        lambda vector: function(unflatten(vector, params)), flat(params)
+    )
 
 
 def design(regularizers: Sequence[Regularizer], params: Params) -> Tensor:
@@ -70,11 +70,10 @@ def euler_target(loss: Function, point: Params, displacement: Params, time: floa
 
 def flow_displacement(loss: Function, point: Params, time: float, *, substeps: int = 10) -> Tensor:
     """θ(time) − θ(0) along dθ/dt = −∇L from a point, by the classical Runge–Kutta method."""
-    sizes, theta, h = [p.numel() for p in point.values()], flat(point), time / substeps
+    theta, h = flat(point), time / substeps
 
     def velocity(vector: Tensor) -> Tensor:
-        parts = zip(point.items(), vector.split(sizes), strict=True)
-        return -gradient(loss, {n: part.reshape(p.shape) for (n, p), part in parts})
+        return -gradient(loss, unflatten(vector, point))
 
     for _ in range(substeps):
         k1 = velocity(theta)

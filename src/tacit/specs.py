@@ -2,7 +2,6 @@
 
 import importlib
 import inspect
-from collections.abc import Callable
 from typing import Any
 
 import tacit
@@ -22,21 +21,18 @@ def load_objective(spec: str) -> "tacit.Objective":
         module = importlib.import_module(module_name)
     except (ImportError, TypeError, SyntaxError) as error:
         raise InputError(
-            f"objective {spec!r}: {error}. Write module:callable, and run from the folder that "
-            "contains the module."
+            f"objective {spec!r}: {error}. Write module:callable, and run in the module's folder."
         ) from error
     make_objective = getattr(module, attribute, None)
     if not callable(make_objective):
         raise InputError(
-            f"objective {spec!r}: {module_name} has no callable {attribute!r}. Name a function of "
-            "the module that returns a tacit.Objective."
+            f"objective {spec!r}: no callable {attribute!r}: name one that returns an Objective."
         )
     try:
         inspect.signature(make_objective).bind()
     except TypeError as error:
         raise InputError(
-            f"objective {spec!r} cannot be called without arguments ({error}): give all its "
-            "parameters defaults."
+            f"objective {spec!r} cannot be called without arguments ({error}): add defaults."
         ) from error
     objective = make_objective()
     if not isinstance(objective, tacit.Objective):
@@ -59,12 +55,14 @@ def parse_regularizer(spec: str, objective: "tacit.Objective") -> "tacit.Regular
     options = dict(pairs)
     if len(options) < len(pairs):
         raise InputError(f"{spec!r} has the same option twice: write each option once.")
-    if name in WITH_OBJECTIVE:
-        return _build(spec, getattr(tacit.regularizers, name), objective, **options)
-    if name not in WITHOUT_OBJECTIVE:
+    if name not in (*WITHOUT_OBJECTIVE, *WITH_OBJECTIVE):
         names = ", ".join((*WITHOUT_OBJECTIVE, *WITH_OBJECTIVE, "layerwise:…"))
         raise InputError(f"no regularizer {name!r} in {spec!r}: choose from {names}.")
-    return _build(spec, getattr(tacit.regularizers, name), **options)
+    arguments = [objective] if name in WITH_OBJECTIVE else []
+    try:
+        return getattr(tacit.regularizers, name)(*arguments, **options)
+    except TypeError as error:
+        raise InputError(f"{spec!r} has a missing or an unknown option: {error}.") from error
 
 
 def parse_known(spec: str, objective: "tacit.Objective") -> tuple["tacit.Regularizer", float]:
@@ -83,20 +81,7 @@ def _parse_option(part: str, spec: str) -> tuple[str, Any]:
         raise InputError(
             f"{part!r} in {spec!r} is not an option: write key=value with beta, scope or name."
         )
-    if key != "beta":
-        return key, value
     try:
-        return key, float(value)
+        return key, float(value) if key == "beta" else value
     except ValueError as error:
         raise InputError(f"beta is {value!r} in {spec!r}: pass a number above zero.") from error
-
-
-def _build(
-    spec: str, make_regularizer: Callable[..., Any], *arguments: Any, **options: Any
-) -> "tacit.Regularizer":
-    try:
-        return make_regularizer(*arguments, **options)
-    except TypeError as error:
-        raise InputError(
-            f"regularizer {spec!r} has a missing or an unknown option: {error}."
-        ) from error

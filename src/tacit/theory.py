@@ -9,13 +9,10 @@ V (S + D)⁻¹ Vᵀb. Both are equal where S + D = S (I − (I − ηS)^t)⁻¹,
 D = S ((I − ηS)^−t − I)⁻¹.
 """
 
-import math
-from numbers import Real
-
 import torch
 from torch import Tensor
 
-from tacit.errors import InputError
+from tacit.errors import InputError, check_number, check_type
 
 
 def early_stopping(X: Tensor, step: float, t: float) -> Tensor:
@@ -26,14 +23,14 @@ def early_stopping(X: Tensor, step: float, t: float) -> Tensor:
     Trap: a step here is θ += (η/n) Xᵀ(y − Xθ), descent on *half* the mean squared error. With
     torch's mse_loss and learning rate η pass step=2η.
     """
-    if not (_is_positive(step) and _is_positive(t)):
-        raise InputError(f"step {step!r} and t {t!r}: both must be finite and above zero.")
+    check_number("step", step, above=0)
+    check_number("t", t, above=0)
     eigenvalues, eigenvectors = _spectrum(X)
     largest = float(eigenvalues.max())
     if step * largest >= 1:
         raise InputError(
-            f"step {step:g} times the largest eigenvalue {largest:g} of XᵀX/n is not below 1: pass "
-            f"a step below {1 / largest:.3g}."
+            f"step {step:g} is too large for the largest eigenvalue {largest:g} of XᵀX/n: pass one "
+            f"below {1 / largest:.3g}."
         )
     # (1 − ηs)^−t − 1, in a form that is accurate for small ηst.
     growth = torch.expm1(-t * torch.log1p(-step * eigenvalues))
@@ -45,24 +42,18 @@ def early_stopping_flow(X: Tensor, time: float) -> Tensor:
 
     The flow is dθ/dτ = (1/n) Xᵀ(y − Xθ) from zero (Ali, Kolter & Tibshirani 2019).
     """
-    if not _is_positive(time):
-        raise InputError(f"time {time!r}: pass a finite number above zero.")
+    check_number("time", time, above=0)
     eigenvalues, eigenvectors = _spectrum(X)
     growth = torch.expm1(time * eigenvalues)
     return _penalty_matrix(eigenvalues, growth, eigenvectors, limit=1 / time)
 
 
-def _is_positive(number: float) -> bool:
-    return isinstance(number, Real) and 0 < number < math.inf
-
-
 def _spectrum(X: Tensor) -> tuple[Tensor, Tensor]:
     """Eigenvalues and eigenvectors of XᵀX/n, from the singular values of X."""
-    if not isinstance(X, Tensor):
-        raise InputError(f"X is a {type(X).__name__}: pass a torch tensor.")
+    check_type("X", X, Tensor, "a torch tensor")
     if X.ndim != 2 or not len(X) or not torch.isfinite(X).all():
         raise InputError(
-            f"X has shape {tuple(X.shape)}: pass a finite matrix with one row per example."
+            f"X has shape {tuple(X.shape)}: pass a finite matrix, one row per example."
         )
     X = X.double()
     _, singular_values, vh = torch.linalg.svd(X, full_matrices=len(X) < X.shape[1])

@@ -143,7 +143,7 @@ def test_wrong_comparisons_are_refused():
         ({"a": "r0"}, {}, "list of names"),
         ({"a": ["r0", "r0"]}, {}, "twice"),
         ({}, {}, "dictionary"),
-        ({"a": ["r0"]}, {"held_out": "rows"}, "'layers', 'endpoints' or 'steps'"),
+        ({"a": ["r0"]}, {"held_out": "rows"}, "'layers', 'endpoints', 'steps'"),
         ({"a": ["r0"]}, {"held_out": "endpoints"}, "only one.*tacit.stack"),
         ({"a": ["r0"]}, {"held_out": "steps"}, "only one.*trajectory"),
     ):

@@ -75,3 +75,14 @@ def draw(seed, *size):
 def problem_kinds(fit, name=None):
     """The kinds of a fit's problems, in order; with a name only of those that concern it."""
     return [p.kind for p in fit.problems if name is None or name in p.names]
+
+
+def assert_same_equations(a, b):
+    """Compare everything but the origin, numbers exactly."""
+    assert (a.families, a.names, a.targets) == (b.families, b.names, b.targets)
+    assert a.sources == b.sources
+    assert len(a.blocks) == len(b.blocks)
+    for one, other in zip(a.blocks, b.blocks, strict=True):
+        facts, other_facts = dict(vars(one)), dict(vars(other))
+        assert torch.equal(facts.pop("factor"), other_facts.pop("factor"))
+        assert facts == other_facts

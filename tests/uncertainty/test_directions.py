@@ -11,7 +11,13 @@ from tacit import Objective, reference, score_examples
 from tacit.equations import rows as rows_module
 from tacit.equations.rows import check_candidates
 from tacit.uncertainty import directions as directions_module
-from tacit.uncertainty.directions import EquationRows, balanced_signs
+from tacit.uncertainty.directions import (
+    balanced_signs,
+    build_directions,
+    known_products,
+    residual,
+    square_norm,
+)
 
 
 @pytest.fixture(params=[2**21, 3])
@@ -29,7 +35,7 @@ def problem(request, monkeypatch):
     )
     design = reference.design(estimated, params) * has_equation[:, None]
     known_column = reference.design([known], params)[:, 0] * has_equation
-    return EquationRows(bound), design, known_column, has_equation
+    return bound, design, known_column, has_equation
 
 
 def flat(direction, params):
@@ -42,30 +48,30 @@ def test_directions_are_combinations_of_columns_followed_by_probes(
     problem, monkeypatch, stored_entries
 ):
     monkeypatch.setattr(directions_module, "MAX_STORED_ENTRIES", stored_entries)
-    rows, design, known_column, has_equation = problem
+    bound, design, known_column, has_equation = problem
     combinations = torch.tensor([[1.0, 0.5, 0.0], [0.0, -2.0, 3.0]]).double()
-    directions = rows.directions(combinations, [7, 8])
+    directions = build_directions(bound, combinations, [7, 8])
     assert len(directions) == 5
-    vectors = torch.stack([flat(v, rows.bound.params) for v in directions], dim=1)
+    vectors = torch.stack([flat(v, bound.params) for v in directions], dim=1)
     torch.testing.assert_close(vectors[:, :3], design @ combinations)
     assert torch.equal(vectors[:, 3:].abs(), has_equation[:, None].double().expand(-1, 2))
-    assert torch.equal(flat(directions[-1], rows.bound.params), vectors[:, -1])
+    assert torch.equal(flat(directions[-1], bound.params), vectors[:, -1])
     torch.testing.assert_close(
-        rows.known_products(directions, 3), 0.5 * known_column @ vectors[:, :3]
+        known_products(bound, directions, 3), 0.5 * known_column @ vectors[:, :3]
     )
     with pytest.raises(IndexError):
         directions[5]
 
 
 def test_residuals_and_norms_leave_out_rows_without_equations(problem):
-    rows, design, known_column, has_equation = problem
-    params = rows.bound.params
+    bound, design, known_column, has_equation = problem
+    params = bound.params
     target = {n: torch.full_like(p, 2.0) for n, p in params.items()}
     strengths = torch.tensor([0.3, -0.2]).double()
-    residual = flat(rows.residual(target, strengths), params)
+    unexplained = flat(residual(bound, target, strengths), params)
     expected = (2.0 - 0.5 * known_column - design @ strengths) * has_equation
-    torch.testing.assert_close(residual, expected)
-    assert rows.square_norm(target) == pytest.approx(4 * int(has_equation.sum()))
+    torch.testing.assert_close(unexplained, expected)
+    assert square_norm(bound, target) == pytest.approx(4 * int(has_equation.sum()))
 
 
 def test_balanced_signs_add_up_to_zero():

@@ -19,7 +19,7 @@ def test_strengths_are_linear_in_the_target():
     model, data = tanh_mlp(0), random_data(0)
     objective, regularizers = Objective(model, F.mse_loss, data), [tacit.l2(), tacit.smooth_l1(0.1)]
     fit = fit_endpoint(objective, regularizers)
-    linear_fit = linear_fit_of(fit)
+    linear_fit = linear_fit_of(fit, "score_examples")
     design = reference.design(regularizers, params_of(model))
     target = -reference.flat(objective.gradient())
     expected = torch.linalg.inv(design.T @ design)

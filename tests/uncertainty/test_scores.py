@@ -225,7 +225,7 @@ def test_wrong_calls_are_refused():
         "population is 10": call(population=10),
         "population is 64.5": call(population=64.5),
         "population is True": call(population=True),
-        "3 labels for 64": call(clusters=[1, 2, 3]),
+        r"\(3,\) for 64": call(clusters=[1, 2, 3]),
         "one cluster": call(clusters=[1] * 64),
         "one dimension": call(clusters=torch.zeros(64, 1)),
         "no strength 'x'": lambda: scores.most_influential("x"),

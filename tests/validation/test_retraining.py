@@ -94,8 +94,8 @@ def elastic_net_fit():
     penalties = elastic_net()
     objective = tacit.Objective(model, F.mse_loss, data)
     function = PenalisedObjective(objective, penalty_of(penalties))
-    minimum = builtin_minimise(function, function.flatten(start))
-    load(model, function.unflatten(minimum.theta))
+    theta, _ = builtin_minimise(function, function.flatten(start))
+    load(model, function.unflatten(theta))
     fit = tacit.fit(tacit.endpoint_equations(objective, list(penalties)))
     return objective, list(penalties), fit, start
 
@@ -287,10 +287,12 @@ def test_the_built_in_trainer_leaves_a_saddle_at_which_it_starts():
     saddle = {n: torch.zeros_like(p) for n, p in objective.params.items()}
     saddle["2.bias"] = y.mean().reshape(1)
     function = PenalisedObjective(objective, penalty_of({tacit.l2(): 1e-2}))
-    minimum = builtin_minimise(function, function.flatten(saddle))
-    assert minimum.gradient.norm() < 1e-12
-    assert torch.linalg.eigvalsh(function.hessian(minimum.theta))[0] > 0
-    assert function.value_and_gradient(minimum.theta)[0] < 0.5 * objective.value(saddle)
+    theta, is_minimum = builtin_minimise(function, function.flatten(saddle))
+    value, gradient = function.value_and_gradient(theta)
+    assert is_minimum
+    assert gradient.norm() < 1e-12
+    assert torch.linalg.eigvalsh(function.hessian(theta))[0] > 0
+    assert value < 0.5 * objective.value(saddle)
 
 
 def test_a_float32_model_is_recovered_to_single_precision():

@@ -3,16 +3,16 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from numbers import Real
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from tacit.errors import InputError, Problem
+from tacit.errors import InputError, Problem, check_number, check_type, check_whole
 from tacit.fitting.drift import MIN_STEPS, fit_trend
+from tacit.fitting.evidence import NEGLIGIBLE
 from tacit.fitting.fits import Fit
-from tacit.fitting.problems import MATERIAL, drift_problems
+from tacit.fitting.problems import drifting, trend_findings
 from tacit.fitting.solving import System
 
 
@@ -52,9 +52,10 @@ def drift(fits: Mapping[Any, Fit], *, last: int = 10) -> Drift:
     clock = torch.tensor([float(time) for time in times], dtype=torch.float64)
     lags = math.floor(4 * (len(times) / 100) ** (2 / 9))
     line = fit_trend(clock, strengths, lags=lags)
-    material = torch.stack([_contributions(fit) for fit in chosen]).mean(0) > MATERIAL
+    material = torch.stack([_contributions(fit) for fit in chosen]).mean(0) > NEGLIGIBLE
     period = f"the last {len(times)} checkpoints"
-    problems = tuple(drift_problems(names, line, line.drifting & material, period))
+    findings = trend_findings(names, line, material, period)
+    problems = tuple(drifting.problem(concerned, **numbers) for concerned, numbers in findings)
 
     def by_name(numbers: Tensor) -> dict[str, float]:
         return dict(zip(names, torch.where(numbers.isnan(), 0.0, numbers).tolist(), strict=True))
@@ -69,23 +70,14 @@ def drift(fits: Mapping[Any, Fit], *, last: int = 10) -> Drift:
     )
 
 
-def _last_times(fits: Any, last: Any) -> list[Any]:
-    """The times of the last checkpoints, in order; arguments of another kind are refused."""
-    if not isinstance(fits, Mapping):
-        raise InputError(
-            f"fits is a {type(fits).__name__}: pass a dictionary from time to Fit, which "
-            "tacit.time_varying returns."
-        )
-    if isinstance(last, bool) or not isinstance(last, int) or last < MIN_STEPS:
-        raise InputError(
-            f"last is {last!r}: pass a whole number of checkpoints, at least {MIN_STEPS}."
-        )
-    if not all(_is_time(time) for time in fits):
-        raise InputError("the times of fits are not all finite numbers: pass steps or epochs.")
-    if not all(isinstance(fit, Fit) for fit in fits.values()):
-        raise InputError(
-            "the values of fits are not all fits: pass what tacit.time_varying returns."
-        )
+def _last_times(fits: Mapping[Any, Fit], last: int) -> list[Any]:
+    """The times of the last checkpoints, in order."""
+    returned = "what tacit.time_varying returns"
+    check_type("fits", fits, Mapping, f"a dictionary from time to Fit, {returned}")
+    check_whole("last", last, least=MIN_STEPS)
+    for time, fit in fits.items():
+        check_number("a time of fits", time)
+        check_type(f"the fit at time {time}", fit, Fit, returned)
     times = sorted(fits)[-last:]
     if len(times) < MIN_STEPS:
         raise InputError(
@@ -93,10 +85,6 @@ def _last_times(fits: Any, last: Any) -> list[Any]:
             f"least {MIN_STEPS}."
         )
     return times
-
-
-def _is_time(time: Any) -> bool:
-    return isinstance(time, Real) and not isinstance(time, bool) and math.isfinite(time)
 
 
 def _contributions(fit: Fit) -> Tensor:

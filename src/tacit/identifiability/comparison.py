@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from tacit.equations.equations import Block, Equations, running_factors
-from tacit.errors import InputError
+from tacit.errors import InputError, check_choice
 from tacit.fitting.fits import Fit
 from tacit.fitting.shares import columns_of, equations_of
 from tacit.fitting.solving import System, between_groups, explained
@@ -46,23 +46,16 @@ class Comparison:
     def explained(self) -> dict[str, float]:
         """1 − Σ‖residual‖²/Σ‖target‖² of each model; negative where it is worse than λ = 0."""
         total = sum(self.square_norms)
-        return {
-            name: _explained_fraction(sum(residuals), total)
-            for name, residuals in self.square_residuals.items()
-        }
+        return {name: _fraction(sum(r), total) for name, r in self.square_residuals.items()}
 
     @property
     def by_cluster(self) -> dict[str, dict[str, float]]:
         """The same for each cluster, by model and cluster."""
-        return {
-            name: {
-                label: _explained_fraction(residual, norm)
-                for label, residual, norm in zip(
-                    self.clusters, residuals, self.square_norms, strict=True
-                )
-            }
-            for name, residuals in self.square_residuals.items()
-        }
+        by_model = {}
+        for name, residuals in self.square_residuals.items():
+            fractions = map(_fraction, residuals, self.square_norms)
+            by_model[name] = dict(zip(self.clusters, fractions, strict=True))
+        return by_model
 
     @property
     def best(self) -> str:
@@ -79,12 +72,10 @@ class Comparison:
         Trap: fits that share all clusters but one are similar, which the jackknife ignores. With
         few clusters the standard error is a lower bound.
         """
-        for name in (model, other):
-            if name not in self.square_residuals:
-                raise InputError(
-                    f"no model {name!r}: there are {', '.join(self.square_residuals)}."
-                )
         residuals = self.square_residuals
+        for name in (model, other):
+            if name not in residuals:
+                raise InputError(f"no model {name!r}: there are {', '.join(residuals)}.")
         gains = [b - a for a, b in zip(residuals[model], residuals[other], strict=True)]
         gain, total, count = sum(gains), sum(self.square_norms), len(gains)
         if total <= 0:
@@ -100,11 +91,11 @@ class Comparison:
     def summary(self) -> str:
         """A table with one row per model, the best first, each with its distance to the best."""
         width = max(5, *(len(name) for name in self.models))
-        head = f"{'model':<{width}}{'strengths':>11}{'held out':>10}{'fitted':>9}   behind the best"
-        title = f"explained of held-out {self.held_out} ({len(self.clusters)})"
-        order = sorted(self.models, key=lambda name: (name != self.best, -self.explained[name]))
-        lines = [title, head]
-        for name in order:
+        lines = [
+            f"explained of held-out {self.held_out} ({len(self.clusters)})",
+            f"{'model':<{width}}{'strengths':>11}{'held out':>10}{'fitted':>9}   behind the best",
+        ]
+        for name in sorted(self.models, key=lambda n: (n != self.best, -self.explained[n])):
             behind = self.difference(self.best, name)
             text = f"{behind.value:.4f} ± {behind.standard_error:.4f}"
             lines.append(
@@ -145,51 +136,35 @@ def compare(
             f"models is {models!r}: pass a dictionary from name to regularizers, as in "
             "{'ridge': ['l2'], 'both': ['l2', 'l1']}."
         )
-    columns_by_model = {
-        str(name): list(columns_of(equations, columns, what=f"model {name!r}"))
-        for name, columns in models.items()
-    }
-    count = len(equations.names)
-    labels, factors = _cluster_factors(equations, held_out)
-    square_residuals: dict[str, list[float]] = {name: [] for name in columns_by_model}
-    for factor, others in zip(factors, _all_but_one(factors), strict=True):
-        for name, columns in columns_by_model.items():
-            strengths = _strengths(others, columns, count, nonnegative)
-            residuals = factor[:, count:] - factor[:, columns] @ strengths
-            square_residuals[name].append(between_groups(residuals, residuals))
-    whole = equations.factor()
-    fitted = {
-        name: explained(
-            whole[:, columns], _strengths(whole, columns, count, nonnegative), whole[:, count:]
-        )
-        for name, columns in columns_by_model.items()
-    }
-    return Comparison(
-        held_out=held_out,
-        clusters=labels,
-        models={
-            name: tuple(equations.names[c] for c in columns)
-            for name, columns in columns_by_model.items()
-        },
-        fitted=fitted,
-        square_norms=tuple(
-            between_groups(factor[:, count:], factor[:, count:]) for factor in factors
-        ),
-        square_residuals={name: tuple(values) for name, values in square_residuals.items()},
-    )
+    count, whole = len(equations.names), equations.factor()
+    clusters = _cluster_factors(equations, held_out)
+    factors = list(clusters.values())
+    # The factor of all clusters but one, from running factors of both ends: linear in the clusters.
+    before, after = running_factors(factors), running_factors(factors[::-1])[::-1]
+    without = [torch.cat(both) for both in zip(before, after, strict=True)]
+    names, fitted, square_residuals = {}, {}, {}
+    for model, regularizers in models.items():
+        columns = list(columns_of(equations, regularizers, what=f"model {model!r}"))
+        strengths = _strengths(whole, columns, count, nonnegative)
+        residuals = [
+            factor[:, count:] - factor[:, columns] @ _strengths(others, columns, count, nonnegative)
+            for factor, others in zip(factors, without, strict=True)
+        ]
+        names[str(model)] = tuple(equations.names[c] for c in columns)
+        fitted[str(model)] = explained(whole[:, columns], strengths, whole[:, count:])
+        square_residuals[str(model)] = tuple(between_groups(r, r) for r in residuals)
+    norms = tuple(between_groups(factor[:, count:], factor[:, count:]) for factor in factors)
+    return Comparison(held_out, tuple(clusters), names, fitted, norms, square_residuals)
 
 
 def _strengths(factor: Tensor, columns: list[int], count: int, nonnegative: bool) -> Tensor:
-    system, targets = System(factor[:, columns]), factor[:, count:]
-    if not len(system.nonzero):
-        return targets.new_zeros(len(columns), targets.shape[1])
-    return system.solve_nonnegative(targets) if nonnegative else system.solve(targets)
+    system = System(factor[:, columns])
+    return (system.solve_nonnegative if nonnegative else system.solve)(factor[:, count:])
 
 
-def _cluster_factors(equations: Equations, held_out: str) -> tuple[tuple[str, ...], list[Tensor]]:
-    """Labels of the clusters, and the triangular factor of each."""
-    if held_out not in get_args(ClusterKind):
-        raise InputError(f"held_out is {held_out!r}: pass 'layers', 'endpoints' or 'steps'.")
+def _cluster_factors(equations: Equations, held_out: str) -> dict[str, Tensor]:
+    """The triangular factor of each cluster, by label."""
+    check_choice("held_out", held_out, get_args(ClusterKind))
     blocks: dict[str, list[Block]] = {}
     several_sources = len(equations.sources) > 1
     for block in equations.blocks:
@@ -198,26 +173,18 @@ def _cluster_factors(equations: Equations, held_out: str) -> tuple[tuple[str, ..
         blocks.setdefault(label, []).append(block)
     if len(blocks) < 2:
         remedies = {
-            "layers": "Compare over endpoints (tacit.stack) or steps",
-            "endpoints": "Stack the equations of several (tacit.stack), or compare over layers",
-            "steps": "Record a trajectory of several steps, or compare over layers",
+            "layers": "compare over endpoints (tacit.stack) or steps",
+            "endpoints": "stack the equations of several (tacit.stack), or compare over layers",
+            "steps": "record a trajectory of several steps, or compare over layers",
         }
         raise InputError(
-            f"{held_out} cannot be held out: there is only one ({next(iter(blocks))}), and nothing "
-            f"is left to fit without it. {remedies[held_out]}."
+            f"{held_out} cannot be held out, as there is only one ({next(iter(blocks))}): "
+            f"{remedies[held_out]}."
         )
-    factors = [replace(equations, blocks=tuple(part)).factor() for part in blocks.values()]
-    return tuple(blocks), factors
+    return {
+        label: replace(equations, blocks=tuple(part)).factor() for label, part in blocks.items()
+    }
 
 
-def _all_but_one(factors: list[Tensor]) -> list[Tensor]:
-    """For each factor, one with the inner products of all the others.
-
-    Products from both ends are accumulated once, so the cost is linear in the number of factors.
-    """
-    before, after = running_factors(factors), running_factors(factors[::-1])[::-1]
-    return [torch.cat([a, b]) for a, b in zip(before, after, strict=True)]
-
-
-def _explained_fraction(square_residual: float, square_norm: float) -> float:
+def _fraction(square_residual: float, square_norm: float) -> float:
     return 1 - square_residual / square_norm if square_norm > 0 else 0.0

@@ -1,17 +1,15 @@
 """How much a regularizer's column would explain if its entries belonged to other weights."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
 
-from tacit.equations.endpoint import endpoint_target
 from tacit.equations.equations import Equations
 from tacit.equations.rows import CHUNK, BoundCandidates, read_rows, write_blocks
-from tacit.equations.target import Origin, Target, origin_of
-from tacit.errors import InputError
+from tacit.equations.target import Target, endpoint_target, origin_of
+from tacit.errors import InputError, check_choice, check_whole
 from tacit.fitting.chance import EQUAL
 from tacit.fitting.fits import Fit
 from tacit.fitting.solving import System
@@ -80,14 +78,20 @@ def null_distribution(
     (1.0, 0.001)
     """
     origin = origin_of(fit, "null_distribution")
-    _check_arguments(fit, origin, shuffles, kind, seed)
-    bound = origin.bind()
-    if name not in bound.columns.names:
+    if origin.setting.mode != "endpoint":
         raise InputError(
-            f"name is {name!r}: pass the name of one column; there are "
-            f"{shorten(bound.columns.names)}."
+            f"the fit is of {origin.setting.mode} equations: null_distribution is for endpoints."
         )
-    column = bound.columns.names.index(name)
+    if fit.nonnegative:
+        raise InputError("the fit is under λ ≥ 0: pass the free fit, fit.unconstrained.")
+    check_whole("shuffles", shuffles)
+    check_choice("kind", kind, get_args(NullKind))
+    check_whole("seed", seed, least=0)
+    bound = origin.bind()
+    names = bound.columns.names
+    if name not in names:
+        raise InputError(f"name is {name!r}: pass that of one column; there are {shorten(names)}.")
+    column = names.index(name)
     if target is None:
         target = endpoint_target(origin.setting.objective, params=bound.params)
     vector = target.points[0].vectors[0]
@@ -102,8 +106,7 @@ def null_distribution(
     for tensor_name in bound.rows:
         if column in bound.columns.active.get(tensor_name, ()):
             values, others = _read_tensor(tensor_name, bound, vector, reduced)
-            if len(values):
-                _add_products(products, values, others, kind, generator)
+            _add_products(products, values, others, kind, generator)
     # A column φ adds ⟨φ, e⟩²/φᵀMφ, where e is the part of the target that the other columns do
     # not explain, and M the projection that removes them: φᵀMφ = ‖φ‖² − ‖Qᵀφ‖², with Q an
     # orthonormal basis of the other columns.
@@ -129,25 +132,20 @@ class _FitWithout(NamedTuple):
     target_square_norm: float
 
 
-def _fit_without(bound: BoundCandidates, target: Params, column: int) -> _FitWithout:
-    blocks = write_blocks(bound, [target], floors=dict.fromkeys(bound.params, 0.0))
+def _fit_without(bound: BoundCandidates, vector: Params, column: int) -> _FitWithout:
     names = bound.columns.names
+    blocks = write_blocks(bound, [vector], floors=dict.fromkeys(bound.params, 0.0))
     factor = Equations(bound.families, names, 1, tuple(blocks), ()).factor()
-    target_column, square_norm = factor[:, -1:], float(factor[:, -1].square().sum())
+    target, square_norm = factor[:, -1:], float(factor[:, -1].square().sum())
     others = [c for c in range(len(names)) if c != column]
-
-    def explained(system: System) -> float:
-        if not square_norm or not len(system.nonzero):
-            return 0.0
-        return float((system.design @ system.solve(target_column)).square().sum()) / square_norm
-
-    reduced, full = System(factor[:, others]), System(factor[:, :-1])
-    strengths, to_basis = factor.new_zeros(len(others)), factor.new_zeros(len(others), 0)
-    if len(reduced.nonzero):
-        strengths, to_basis = reduced.solve(target_column)[:, 0], reduced.coordinates
-    return _FitWithout(
-        column, others, to_basis, strengths, explained(reduced), explained(full), square_norm
+    systems = System(factor[:, others]), System(factor[:, :-1])
+    solutions = [system.solve(target) for system in systems]
+    explained, observed = (
+        float((system.design @ strengths).square().sum()) / (square_norm or 1.0)
+        for system, strengths in zip(systems, solutions, strict=True)
     )
+    basis, strengths = systems[0].coordinates, solutions[0][:, 0]
+    return _FitWithout(column, others, basis, strengths, explained, observed, square_norm)
 
 
 def _read_tensor(
@@ -156,14 +154,11 @@ def _read_tensor(
     """One tensor's rows of the column, and of [basis of the other columns | their residual]."""
     part = slice(0, bound.params[name].numel())
     design, values, kinks = read_rows(bound, name, part, [target])
-    residual, active = values[:, 0], bound.columns.active[name]
-    design = design.to(residual)
-    others = residual.new_zeros(len(residual), len(reduced.others))
-    positions = [i for i, c in enumerate(active) if c != reduced.column]
-    others[:, [reduced.others.index(active[i]) for i in positions]] = design[:, positions]
-    residual = residual - others @ reduced.strengths.to(residual)
-    beside = torch.cat([others @ reduced.to_basis.to(residual), residual[:, None]], dim=1)
-    column = design[:, active.index(reduced.column)]
+    wide = values.new_zeros(len(values), len(bound.columns.names))
+    wide[:, list(bound.columns.active[name])] = design.to(values)
+    column, others = wide[:, reduced.column], wide[:, reduced.others]
+    residual = values - (others @ reduced.strengths.to(values))[:, None]
+    beside = torch.cat([others @ reduced.to_basis.to(values), residual], dim=1)
     if kinks is not None:
         column, beside = column[~kinks], beside[~kinks]
     return column.cpu(), beside.cpu()
@@ -173,36 +168,13 @@ def _add_products(
     products: Tensor, values: Tensor, others: Tensor, kind: NullKind, generator: torch.Generator
 ) -> None:
     """Add one tensor's inner products of every draw with the other columns and with itself."""
-    for part, drawn in _random_columns(values, len(products), kind, generator):
-        products[part, :-1] += drawn @ others
-        products[part, -1] += drawn.square().sum(1)
-
-
-def _random_columns(
-    values: Tensor, count: int, kind: NullKind, generator: torch.Generator
-) -> Iterator[tuple[slice, Tensor]]:
-    """Random columns (draws, rows) in place of one, a slice of the draws at a time."""
-    height = max(1, CHUNK // len(values))
-    for start in range(0, count, height):
-        part = slice(start, min(start + height, count))
-        size = (part.stop - start, len(values))
+    if not len(values):  # all rows are at kinks
+        return
+    for part in products.split(max(1, CHUNK // len(values))):
         if kind == "direction":
-            yield part, torch.randn(size, generator=generator, dtype=values.dtype)
+            drawn = torch.randn(len(part), len(values), generator=generator, dtype=values.dtype)
         else:
-            orders = [torch.randperm(len(values), generator=generator) for _ in range(size[0])]
-            yield part, values[torch.stack(orders)]
-
-
-def _check_arguments(fit: Fit, origin: Origin, shuffles: Any, kind: Any, seed: Any) -> None:
-    if fit.nonnegative:
-        raise InputError("the fit is under λ ≥ 0: pass the free fit, fit.unconstrained.")
-    if origin.setting.mode != "endpoint":
-        raise InputError(
-            f"the fit is of {origin.setting.mode} equations: null_distribution is for endpoint "
-            "equations."
-        )
-    for name, number, least in (("shuffles", shuffles, 1), ("seed", seed, 0)):
-        if isinstance(number, bool) or not isinstance(number, int) or number < least:
-            raise InputError(f"{name} is {number!r}: pass a whole number, at least {least}.")
-    if kind not in get_args(NullKind):
-        raise InputError(f"kind is {kind!r}: pass 'permutation' or 'direction'.")
+            orders = [torch.randperm(len(values), generator=generator) for _ in part]
+            drawn = values[torch.stack(orders)]
+        part[:, :-1] += drawn @ others
+        part[:, -1] += drawn.square().sum(1)

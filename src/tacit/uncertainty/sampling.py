@@ -8,11 +8,11 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from tacit.errors import InputError, Problem
+from tacit.errors import InputError, Problem, check_whole
 from tacit.fitting.error_bars import ErrorBars, mark_undetermined
+from tacit.fitting.evidence import NOISY
+from tacit.fitting.problems import sampling_noise
 
-NOISE_LIMIT = 0.15
-"""Fraction of the target's squared norm above which sampling noise is reported as a Problem."""
 COVERAGE_OF_VARYING_DESIGN = "89 to 98 % of the time where a candidate depends on the examples"
 """How often 95 % intervals covered the truth, measured by `tacit reproduce coverage`."""
 REPLICATES_AT_ONCE = 16
@@ -71,19 +71,18 @@ class Scores:
         covariance = covariance_of_mean(self.values, self.weights, self.clusters)
         covariance = mark_undetermined(self.finite_population_factor * covariance, self.inflation)
         covariance[~self.free, :] = covariance[:, ~self.free] = math.nan
-        return ErrorBars(
-            "sampling", self._basis(), self.names, covariance, self._unit_count - 1.0,
-            measured=COVERAGE_OF_VARYING_DESIGN if self.design_varies else "",
-        )  # fmt: skip
+        freedom = float((self._sums_by_unit()[1] > 0).sum()) - 1
+        measured = COVERAGE_OF_VARYING_DESIGN if self.design_varies else ""
+        basis = self._basis()
+        return ErrorBars("sampling", basis, self.names, covariance, freedom, measured=measured)
 
     def bootstrap(self, replicates: int = 2000, *, seed: int = 0) -> Tensor:
         """Strengths of samples drawn with replacement, (replicates, strengths); needs no pass.
 
         Clusters are drawn whole. Deviations shrink by √(1 − n/N) for a finite population.
         """
-        for name, number, least in (("replicates", replicates, 1), ("seed", seed, 0)):
-            if isinstance(number, bool) or not isinstance(number, int) or number < least:
-                raise InputError(f"{name} is {number!r}: pass a whole number, at least {least}.")
+        check_whole("replicates", replicates)
+        check_whole("seed", seed, least=0)
         sums, unit_weights = self._sums_by_unit()
         units, scale = len(sums), math.sqrt(self.finite_population_factor)
         sums_and_weights = torch.cat([sums, unit_weights[:, None]], dim=1)
@@ -104,10 +103,6 @@ class Scores:
 
         Exact where the design does not depend on the examples.
         """
-        if self.count < 2:
-            raise InputError(
-                "there is only one example, and none is left without it: score two or more."
-            )
         weights = self._weights[:, None]
         return self._strengths - weights * self.values / (weights.sum() - weights)
 
@@ -115,8 +110,7 @@ class Scores:
         """The examples that change a strength most when left out: (index in the data, change)."""
         if name not in self.names:
             raise InputError(f"no strength {name!r}: there are {', '.join(self.names)}.")
-        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-            raise InputError(f"count is {count!r}: pass a whole number, at least 1.")
+        check_whole("count", count)
         changes = (self.leave_one_out() - self._strengths)[:, self.names.index(name)]
         largest = changes.abs().argsort(descending=True, stable=True)[:count]
         return list(zip(largest.tolist(), changes[largest].tolist(), strict=True))
@@ -145,20 +139,10 @@ class Scores:
     @property
     def problems(self) -> tuple[Problem, ...]:
         """A "noisy" Problem, where much of the target is sampling noise."""
-        if self.noise_fraction <= NOISE_LIMIT:
+        if self.noise_fraction <= NOISY:
             return ()
-        return (
-            Problem(
-                "noisy",
-                f"About {min(1.0, self.noise_fraction):.0%} of the target's squared norm is "
-                "sampling noise, which differs between samples of examples: on other examples, no "
-                f"regularizer can explain more than about {self.ceiling:.0%}.",
-                "Use more examples, or compare the explained fraction with this limit. If the "
-                "model was trained on exactly these examples, nothing was sampled: pass "
-                f"population={self.count}.",
-                self.names,
-            ),
-        )
+        numbers = {"noise": min(1.0, self.noise_fraction), "ceiling": self.ceiling}
+        return (sampling_noise.problem(self.names, count=self.count, **numbers),)
 
     @cached_property
     def _strengths(self) -> Tensor:
@@ -175,31 +159,21 @@ class Scores:
         """Number of examples with positive weight; the others count as not drawn."""
         return int((self._weights > 0).sum())
 
-    @property
-    def _unit_count(self) -> int:
-        """Number of sampling units (examples or clusters) with positive weight."""
-        return int((self._sums_by_unit()[1] > 0).sum())
-
     def _sums_by_unit(self) -> tuple[Tensor, Tensor]:
         """Σ wψ and Σ w over each sampling unit: an example, or a cluster."""
-        weights = self._weights
-        weighted = weights[:, None] * self.values
-        if self.clusters is None:
-            return weighted, weights
-        return _sum_by_cluster(weighted, self.clusters), _sum_by_cluster(weights, self.clusters)
+        weighted = self._weights[:, None] * self.values
+        return _sum_by_unit(weighted, self.clusters), _sum_by_unit(self._weights, self.clusters)
 
     def _basis(self) -> str:
         """What the error bars were made from, in words."""
-        count, population = f"{self._weighted_count:,}", self.population
-        if population == self._weighted_count:
-            text = (
-                f"all {count} examples of the population: nothing was sampled, so there is no "
-                "sampling error"
-            )
-        elif population is None:
-            text = f"{count} examples of an infinite population"
+        count, population = self._weighted_count, self.population
+        if population is None:
+            text = f"{count:,} examples of an infinite population"
+        elif population > count:
+            text = f"{count:,} of {population:,} examples"
         else:
-            text = f"{count} of {population:,} examples"
+            text = f"all {count:,} examples of the population: nothing was sampled, so there is no "
+            text += "sampling error"
         if self.clusters is not None:
             text += f", in {int(self.clusters.max()) + 1:,} clusters"
         return "; ".join([text, *self.notes])
@@ -211,14 +185,15 @@ def covariance_of_mean(values: Tensor, weights: Tensor | None, clusters: Tensor 
     Σ e eᵀ/n² · G/(G−1) with e = n w ψ / Σw, summed within each of G clusters.
     """
     count = len(values)
-    terms = values if weights is None else values * (weights * count / weights.sum())[:, None]
-    has_weight = torch.ones(count) if weights is None else (weights > 0).double()
-    terms = terms if clusters is None else _sum_by_cluster(terms, clusters)
-    has_weight = has_weight if clusters is None else _sum_by_cluster(has_weight, clusters)
-    units = int((has_weight > 0).sum())
+    weights = torch.ones(count, dtype=torch.float64) if weights is None else weights
+    terms = _sum_by_unit(values * (weights * count / weights.sum())[:, None], clusters)
+    units = int((_sum_by_unit(weights, clusters) > 0).sum())
     return terms.T @ terms * (units / (units - 1) / count**2)
 
 
-def _sum_by_cluster(values: Tensor, clusters: Tensor) -> Tensor:
+def _sum_by_unit(values: Tensor, clusters: Tensor | None) -> Tensor:
+    """Sums over the examples of each cluster; the values themselves without clusters."""
+    if clusters is None:
+        return values
     total = torch.zeros(int(clusters.max()) + 1, *values.shape[1:], dtype=values.dtype)
     return total.index_add_(0, clusters, values)

@@ -16,13 +16,12 @@ from tacit.objective.params import Params
 from tacit.objective.per_example import DirectionalDerivatives
 from tacit.objective.randomness import split_draws
 from tacit.uncertainty.design import design_scores
-from tacit.uncertainty.directions import EquationRows, balanced_signs
+from tacit.uncertainty.directions import balanced_signs, build_directions, square_norm
 from tacit.uncertainty.linear_fit import (
-    check_orders,
+    check_order,
     check_strengths,
     linear_fit_of,
     mean_and_deviations,
-    scored_origin,
 )
 from tacit.uncertainty.sampling import Scores, covariance_of_mean
 
@@ -60,55 +59,54 @@ def score_examples(
         clusters: one label per example, where examples with the same label (one patient, one
             document) are not independent of each other.
     """
-    origin = scored_origin(fit, "score_examples")
-    rows = EquationRows(origin.bind())
-    linear_fit = linear_fit_of(fit)
-    if origin.setting.plain is not None or clusters is not None:
-        check_orders(origin, labelled=clusters is not None)
+    linear_fit = linear_fit_of(fit, "score_examples")
+    setting, bound, free = linear_fit.origin.setting, linear_fit.bound, linear_fit.free
+    if setting.plain is not None or clusters is not None:
+        check_order(setting, labelled=clusters is not None)
     # tr Cov of the target: in a large model from a signed sum of gradients, which the pass computes
     # anyway but which needs independent examples; otherwise along directions of random signs.
     large = clusters is None and fit.rows > PROBE_ENTRIES
     probes = 0 if large else max(1, min(MAX_PROBES, PROBE_ENTRIES // fit.rows))
-    directions = rows.directions(
-        linear_fit.gram_inverse[:, linear_fit.free], [SEED + MAX_PROBES * i for i in range(probes)]
-    )
-    signs = balanced_signs(origin.setting.objective.count, seed=SEED) if large else None
-    derivatives = _target_derivatives(origin.setting, rows.bound.params, directions, signs)
-    mean, deviations = mean_and_deviations(derivatives)
-    population_size = _population_size(population, derivatives)
+    seeds = [SEED + MAX_PROBES * i for i in range(probes)]
+    directions = build_directions(bound, linear_fit.gram_inverse[:, free], seeds)
+    signs = balanced_signs(setting.objective.count, seed=SEED) if large else None
+    derivatives = _target_derivatives(setting, bound.params, directions, signs)
+    weights, count = derivatives.weights, int(free.sum())
+    mean, deviations = mean_and_deviations(derivatives.values, weights)
+    check_strengths(linear_fit, directions, mean[:count], deviations[:, :count])
     labels = _cluster_indices(clusters, len(deviations))
-    count = int(linear_fit.free.sum())
-    influence = deviations[:, :count]
-    check_strengths(linear_fit, rows, directions, mean[:count], influence)
-    values = torch.zeros(len(influence), len(linear_fit.free), dtype=torch.float64)
-    values[:, linear_fit.free] = influence
-    covariance = covariance_of_mean(values, derivatives.weights, labels)
+    population_size = _population_size(population, derivatives)
+    values = torch.zeros(len(deviations), len(free), dtype=torch.float64)
+    values[:, free] = deviations[:, :count]
+    covariance, probe_covariance = (
+        covariance_of_mean(part, weights, labels) for part in (values, deviations[:, count:])
+    )
     factor = linear_fit.design_factor
     largest = torch.linalg.eigvalsh(factor @ covariance @ factor.T)[-1]
-    variance = _target_variance(derivatives, deviations[:, count:], rows, labels)
-    notes, design_varies = (), False
-    candidates = origin.candidates
+    variance = float(probe_covariance.diagonal().mean())
+    if derivatives.signed_sum is not None:
+        total_weight = len(values) if weights is None else float(weights.sum())
+        variance = square_norm(bound, derivatives.signed_sum) / total_weight**2
+    shifts, notes = torch.zeros(1, count), ()
+    candidates = linear_fit.origin.candidates
     if any(r.influence is not None for r in (*candidates.estimated, *candidates.known)):
-        shifts, notes = design_scores(
-            origin, rows, linear_fit, directions[:count], derivatives.weights
-        )
-        values[:, linear_fit.free] += shifts
-        design_varies = bool(shifts.any())
+        shifts, notes = design_scores(linear_fit, directions[:count], weights)
+        values[:, free] += shifts
     return Scores(
         names=tuple(fit.strengths),
         strengths=dict(fit.strengths),
         values=values,
-        weights=derivatives.weights,
+        weights=weights,
         population=population_size,
         clusters=labels,
         covariance_trace=variance * len(values),
         correlation=max(1.0, float(largest) / (variance / fit.rows)) if variance else 1.0,
         target_square_norm=linear_fit.target_square_norm,
         rows=fit.rows,
-        free=linear_fit.free,
+        free=free,
         inflation=linear_fit.inflation,
         notes=notes,
-        design_varies=design_varies,
+        design_varies=bool(shifts.any()),
     )
 
 
@@ -128,62 +126,45 @@ def _target_derivatives(
     setting: Setting, params: Params, directions: Sequence[Params], signs: Tensor | None
 ) -> DirectionalDerivatives:
     """⟨b_i, v_j⟩ of every example and direction, before known penalties are subtracted from b."""
-    groups, options = setting.groups, (params, directions, signs)
-    technique = _mean_over_groups(setting.objective, groups, *options)
+    options = (setting.groups, params, directions, signs)
+    technique = _mean_over_groups(setting.objective, *options)
     if setting.plain is None:
-        return DirectionalDerivatives(-technique.values, technique.weights, technique.signed_sum)
-    plain = _mean_over_groups(setting.plain, groups, *options)
-    if technique.values.shape != plain.values.shape:
+        return technique._replace(values=-technique.values)
+    plain = _mean_over_groups(setting.plain, *options)
+    a, b = technique.weights, plain.weights
+    same_weights = a is b if a is None or b is None else a.equal(b)
+    if len(technique.values) != len(plain.values) or not same_weights:
         raise InputError(
             f"the technique has {len(technique.values)} examples and plain has "
-            f"{len(plain.values)}: their difference by example needs the same examples in the same "
-            "order."
+            f"{len(plain.values)}, or their weights differ: pass the same examples in the same "
+            "order, with the same weights."
         )
-    a, b = technique.weights, plain.weights
-    if (a is None) is not (b is None) or (a is not None and b is not None and not a.equal(b)):
-        raise InputError(
-            "the technique and plain have different weights of examples: pass the same weights."
-        )
-    signed_sum = None
-    if technique.signed_sum is not None and plain.signed_sum is not None:
-        subtracted = plain.signed_sum
-        signed_sum = {n: total - subtracted[n] for n, total in technique.signed_sum.items()}
-    return DirectionalDerivatives(technique.values - plain.values, technique.weights, signed_sum)
+    ours, theirs = technique.signed_sum or {}, plain.signed_sum or {}
+    signed_sum = {name: total - theirs[name] for name, total in ours.items()}
+    return DirectionalDerivatives(technique.values - plain.values, a, signed_sum or None)
 
 
 def _mean_over_groups(
     objective: Objective,
-    count: int,
+    groups: int,
     params: Params,
     directions: Sequence[Params],
     signs: Tensor | None,
 ) -> DirectionalDerivatives:
     """Derivatives averaged over groups of draws, each group with equal weight, as in the target."""
-    draws = [range(objective.draws)]
+    draws = []
     if objective.training:
-        draws = split_draws(objective.draws, count, paired=objective.paired)
-    if len({len(group) for group in draws}) == 1:  # the mean over groups is that over all draws
+        draws = split_draws(objective.draws, groups, paired=objective.paired)
+    if len({len(group) for group in draws}) < 2:  # the mean over equal groups is that over all
         return objective.directional_derivatives(directions, params, signs=signs)
-    groups = [
+    parts = [
         objective.directional_derivatives(directions, params, draws=group, signs=signs)
         for group in draws
     ]
-    sums = [group.signed_sum for group in groups if group.signed_sum is not None]
+    sums = [part.signed_sum for part in parts if part.signed_sum is not None]
     mean = {n: torch.stack([part[n] for part in sums]).mean(0) for n in sums[0]} if sums else None
-    return DirectionalDerivatives(
-        torch.stack([group.values for group in groups]).mean(0), groups[0].weights, mean
-    )
-
-
-def _target_variance(
-    derivatives: DirectionalDerivatives, probed: Tensor, rows: EquationRows, labels: Tensor | None
-) -> float:
-    """Estimate tr Cov of the target, from a signed sum of gradients or deviations along probes."""
-    if derivatives.signed_sum is None:
-        return float(covariance_of_mean(probed, derivatives.weights, labels).diagonal().mean())
-    weights = derivatives.weights
-    total_weight = len(derivatives.values) if weights is None else float(weights.sum())
-    return rows.square_norm(derivatives.signed_sum) / total_weight**2
+    values = torch.stack([part.values for part in parts]).mean(0)
+    return DirectionalDerivatives(values, parts[0].weights, mean)
 
 
 def _population_size(population: Any, derivatives: DirectionalDerivatives) -> int | None:
@@ -195,8 +176,8 @@ def _population_size(population: Any, derivatives: DirectionalDerivatives) -> in
     is_number = isinstance(population, Real) and not isinstance(population, bool)
     if not is_number or not float(population).is_integer() or population < count:
         raise InputError(
-            f"population is {population!r} for {count} examples: pass the number of examples that "
-            "these were drawn from, a whole number, or math.inf for an infinite population."
+            f"population is {population!r} for {count} examples: pass the number of examples they "
+            "were drawn from, or math.inf."
         )
     return int(float(population))
 
@@ -205,20 +186,16 @@ def _cluster_indices(clusters: Sequence[Hashable] | Tensor | None, count: int) -
     """Clusters as indices from 0, in the order of their first examples."""
     if clusters is None:
         return None
-    if isinstance(clusters, Tensor) and clusters.ndim != 1:
+    shape = tuple(clusters.shape) if isinstance(clusters, Tensor) else (len(clusters),)
+    if shape != (count,):
         raise InputError(
-            f"clusters has shape {tuple(clusters.shape)}: pass one label per example, as a list or "
-            "a tensor of one dimension."
+            f"clusters has shape {shape} for {count} examples: pass one label per example, as a "
+            "list or a tensor of one dimension."
         )
     labels = clusters.tolist() if isinstance(clusters, Tensor) else list(clusters)
-    if len(labels) != count:
-        raise InputError(
-            f"clusters has {len(labels)} labels for {count} examples: pass one label per example."
-        )
     indices = {label: i for i, label in enumerate(dict.fromkeys(labels))}
     if len(indices) < 2:
         raise InputError(
-            "all examples are in one cluster, and an error cannot be estimated from it: pass "
-            "labels of two or more clusters, or leave clusters= out."
+            "all examples are in one cluster: pass two or more, or leave clusters= out."
         )
     return torch.tensor([indices[label] for label in labels])

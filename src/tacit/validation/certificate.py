@@ -11,16 +11,10 @@ from torch import Tensor
 from tacit.equations.rows import check_candidates
 from tacit.errors import InputError
 from tacit.fitting.fits import Fit
-from tacit.objective.objective import Objective
+from tacit.objective.objective import Objective, check_objective
 from tacit.objective.params import Params, norm
 from tacit.regularizers import Regularizer
-from tacit.validation.curvature import (
-    ZERO_TOLERANCE,
-    SmallestEigenvalue,
-    is_quadratic,
-    smallest_eigenvalue,
-    unit_scale,
-)
+from tacit.validation import curvature
 from tacit.validation.penalised import NoHessianError, PenalisedObjective, penalty
 
 Verdict = Literal[
@@ -110,27 +104,33 @@ def certify(
         seed: for the points at which f is tested for being quadratic, and for the first vector of
             Lanczos.
     """
-    if not isinstance(objective, Objective):
-        raise InputError(
-            f"objective is a {type(objective).__name__}: pass tacit.Objective(model, loss, data)."
-        )
-    point = objective.point(params)
+    point = check_objective(objective, what="objective").point(params)
     function = PenalisedObjective(objective, penalty(regularizers, strengths))
     theta = function.flatten(point)
     residual = function.value_and_gradient(theta)[1]
     _check_smooth(regularizers, point)
     generator = torch.Generator().manual_seed(seed)
-    smallest = smallest_eigenvalue(function, theta, generator)
-    quadratic = is_quadratic(function, theta, generator)
+    smallest = curvature.smallest_eigenvalue(function, theta, generator)
+    quadratic = curvature.is_quadratic(function, theta, generator)
+    gradient_norm = norm(objective.gradient(point))
+    rounding = 10 * math.hypot(*objective.rounding(point).values())
+    epsilon, mu = float(residual.norm()), smallest.value
+    along_flat = float((smallest.vectors.T @ residual).norm())
     verdict = _verdict(
         smallest,
         quadratic=quadratic,
         convex=convex,
-        residual=residual,
-        loss_gradient_norm=norm(objective.gradient(point)),
-        rounding_level=10 * math.hypot(*objective.rounding(point).values()),
+        stationary=epsilon <= max(STATIONARY * gradient_norm, rounding),
+        sloped=along_flat > max(ZERO_GRADIENT * gradient_norm, rounding),
     )
-    return _certificate(verdict, smallest, float(residual.norm()))
+    numbers = f"smallest curvature {mu:.3g} ({smallest.method}), ‖∇f‖ {epsilon:.3g}"
+    message = f"{MEANINGS[verdict]} ({numbers})"
+    distance = gap = None
+    if mu > smallest.zero_level:
+        distance, gap = epsilon / mu, epsilon**2 / (2 * mu)
+        condition = "" if verdict == "strongly convex" else ", if the curvature persists"
+        message += f"; the minimiser lies within {distance:.3g} of these weights{condition}"
+    return Certificate(verdict, mu, epsilon, distance, gap, smallest.method, f"{message}.")
 
 
 def _check_smooth(regularizers: Regularizer | Sequence[Regularizer], params: Params) -> None:
@@ -139,20 +139,18 @@ def _check_smooth(regularizers: Regularizer | Sequence[Regularizer], params: Par
         mask = columns.kinks(name, slice(0, params[name].numel()))
         if mask is not None and mask.any():
             raise NoHessianError(
-                f"{int(mask.sum())} entries of {name!r} lie at a kink of a regularizer (exactly "
-                "zero with l1, for example), where it has no Hessian. Use smooth_l1, or weights "
-                "away from the kink."
+                f"{int(mask.sum())} entries of {name!r} lie at a kink of a regularizer, such as "
+                "exactly zero with l1: use smooth_l1, or weights away from the kink."
             )
 
 
 def _verdict(
-    smallest: SmallestEigenvalue,
+    smallest: curvature.SmallestEigenvalue,
     *,
     quadratic: bool,
     convex: bool,
-    residual: Tensor,
-    loss_gradient_norm: float,
-    rounding_level: float,
+    stationary: bool,
+    sloped: bool,
 ) -> Verdict:
     """The strongest statement on uniqueness that holds.
 
@@ -160,11 +158,9 @@ def _verdict(
         smallest: the smallest eigenvalue of ∇²f(θ̂).
         quadratic: whether f is quadratic.
         convex: whether the user stated that f is convex.
-        residual: ∇f(θ̂).
-        loss_gradient_norm: ‖∇L(θ̂)‖.
-        rounding_level: norms of gradients up to this are rounding.
+        stationary: whether ∇f(θ̂) is about zero.
+        sloped: whether ∇f(θ̂) has a part along the eigenvectors of the smallest eigenvalue.
     """
-    stationary = float(residual.norm()) <= max(STATIONARY * loss_gradient_norm, rounding_level)
     if smallest.value < -smallest.zero_level:
         if convex:
             raise InputError(
@@ -175,36 +171,10 @@ def _verdict(
     if not quadratic and not stationary:
         return "not a minimum"
     if smallest.value <= smallest.zero_level:
-        along_flat = float((smallest.vectors.T @ residual).norm())
-        sloped = along_flat > max(ZERO_GRADIENT * loss_gradient_norm, rounding_level)
         return "unbounded" if quadratic and sloped else "not unique"
     if quadratic:
         return "strongly convex"
     return "convex, positive definite" if convex else "locally unique"
-
-
-def _certificate(
-    verdict: Verdict, smallest: SmallestEigenvalue, residual_norm: float
-) -> Certificate:
-    positive = smallest.value > smallest.zero_level
-    distance = residual_norm / smallest.value if positive else None
-    gap = residual_norm**2 / (2 * smallest.value) if positive else None
-    numbers = (
-        f"smallest curvature {smallest.value:.3g} ({smallest.method}), ‖∇f‖ {residual_norm:.3g}"
-    )
-    bound = ""
-    if distance is not None:
-        condition = "" if verdict == "strongly convex" else ", if the curvature persists"
-        bound = f"; the minimiser lies within {distance:.3g} of these weights{condition}"
-    return Certificate(
-        verdict=verdict,
-        smallest_eigenvalue=smallest.value,
-        residual_norm=residual_norm,
-        distance_bound=distance,
-        gap_bound=gap,
-        method=smallest.method,
-        message=f"{MEANINGS[verdict]} ({numbers}){bound}.",
-    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -244,13 +214,16 @@ def certify_least_squares(
         matrix: Λ, as from Fit.matrix().
         params: weights whose distance to the nearest minimiser is wanted.
     """
-    X, y, matrix, theta = _check_least_squares(X, y, matrix, params)
+    _check_least_squares(X, y, matrix, params)
+    X, y, matrix = X.detach().double(), y.detach().double().flatten(), matrix.detach().double()
     A, b = X.T @ X / len(X) + (matrix + matrix.T) / 2, X.T @ y / len(X)
     # Columns of unequal scale spread the eigenvalues of A without making it singular: signs are
     # those of D A D, with D such that the diagonal is about one.
-    scale = unit_scale(X.square().mean(0) + matrix.diagonal().abs())
+    scale = curvature.unit_scale(X.square().mean(0) + matrix.diagonal().abs())
     values, vectors = torch.linalg.eigh(scale[:, None] * A * scale)
-    zero_level = ZERO_TOLERANCE * torch.finfo(torch.float64).eps * float(values.abs().max())
+    zero_level = (
+        curvature.ZERO_TOLERANCE * torch.finfo(torch.float64).eps * float(values.abs().max())
+    )
     nonzero = values.abs() > zero_level
     kernel = torch.linalg.qr(scale[:, None] * vectors[:, ~nonzero]).Q
     # Kᵀb is a sum of products of entries of X, y and K; its rounding is relative to this bound.
@@ -263,32 +236,21 @@ def certify_least_squares(
         basis = vectors[:, nonzero]
         minimiser = scale * (basis @ ((basis.T @ (scale * b)) / values[nonzero]))
         minimiser = minimiser - kernel @ (kernel.T @ minimiser)
-    distance = None
-    if minimiser is not None and theta is not None:
-        difference = theta - minimiser
+    smallest, *_ = eigenvalues = torch.linalg.eigvalsh(A).tolist()
+    numbers = (
+        f"smallest eigenvalue of XᵀX/n + Λ {smallest:.3g}, {kernel.shape[1]}-dimensional kernel"
+    )
+    message, distance = f"{MEANINGS[verdict]} ({numbers})", None
+    if minimiser is not None and params is not None:
+        difference = params.detach().double().flatten() - minimiser
         distance = float((difference - kernel @ (kernel.T @ difference)).norm())
-    eigenvalues = torch.linalg.eigvalsh(A)
+        message += f"; the weights lie {distance:.3g} from the minimisers"
     return LeastSquaresCertificate(
-        verdict=verdict,
-        eigenvalues=tuple(eigenvalues.tolist()),
-        minimiser=minimiser,
-        kernel=kernel,
-        distance=distance,
-        message=_least_squares_message(verdict, float(eigenvalues[0]), kernel.shape[1], distance),
+        verdict, tuple(eigenvalues), minimiser, kernel, distance, f"{message}."
     )
 
 
-def _least_squares_message(
-    verdict: Verdict, smallest: float, kernel_size: int, distance: float | None
-) -> str:
-    numbers = f"smallest eigenvalue of XᵀX/n + Λ {smallest:.3g}, {kernel_size}-dimensional kernel"
-    where = "" if distance is None else f"; the weights lie {distance:.3g} from the minimisers"
-    return f"{MEANINGS[verdict]} ({numbers}){where}."
-
-
-def _check_least_squares(
-    X: Tensor, y: Tensor, matrix: Tensor, params: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+def _check_least_squares(X: Tensor, y: Tensor, matrix: Tensor, params: Tensor | None) -> None:
     if X.ndim != 2 or not X.numel() or y.numel() != len(X):
         raise InputError(
             f"X has shape {tuple(X.shape)} and y {tuple(y.shape)}: pass X with one row per example "
@@ -297,17 +259,11 @@ def _check_least_squares(
     p = X.shape[1]
     if matrix.shape != (p, p):
         raise InputError(
-            f"matrix has shape {tuple(matrix.shape)} for {p} weights: pass Λ of shape ({p}, {p}), "
-            "as Fit.matrix() returns it; torch.diag makes it from a diagonal."
+            f"matrix has shape {tuple(matrix.shape)}: pass Λ of shape ({p}, {p}), as from "
+            "Fit.matrix(); torch.diag makes it from a diagonal."
         )
     if params is not None and params.numel() != p:
-        raise InputError(
-            f"params has {params.numel()} entries for {p} weights: pass one vector of {p}."
-        )
-    tensors = {"X": X, "y": y, "matrix": matrix} | ({} if params is None else {"params": params})
-    for name, tensor in tensors.items():
-        if not torch.isfinite(tensor).all():
+        raise InputError(f"params has {params.numel()} entries: pass one vector of {p}.")
+    for name, tensor in {"X": X, "y": y, "matrix": matrix, "params": params}.items():
+        if tensor is not None and not torch.isfinite(tensor).all():
             raise InputError(f"{name} contains NaN or infinite values: pass finite numbers.")
-    theta = None if params is None else params.detach().double().flatten()
-    X, y, matrix = (tensor.detach().double() for tensor in (X, y, matrix))
-    return X, y.flatten(), matrix, theta

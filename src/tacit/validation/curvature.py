@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -16,8 +16,6 @@ ZERO_TOLERANCE = 5e3
 """Eigenvalues below this many machine epsilons times the largest (1e-12 in float64) are zero."""
 LANCZOS_TOLERANCE = 1e-9
 """With Lanczos, eigenvalues below this fraction of the largest are also zero."""
-
-Product = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,9 +56,10 @@ def smallest_dense(matrix: Tensor, epsilon: float) -> SmallestEigenvalue:
     """
     values, vectors = torch.linalg.eigh(matrix)
     scale = unit_scale(matrix.diagonal().abs())
-    scaled_values = torch.linalg.eigvalsh(scale[:, None] * matrix * scale)
+    scaled = scale[:, None] * matrix * scale
+    scaled_values = torch.linalg.eigvalsh(scaled)
     if float(scaled_values[0]) > ZERO_TOLERANCE * epsilon * float(scaled_values.abs().max()):
-        inverse = scale[:, None] * torch.linalg.inv(scale[:, None] * matrix * scale) * scale
+        inverse = scale[:, None] * torch.linalg.inv(scaled) * scale
         smallest = 1 / float(torch.linalg.eigvalsh(inverse)[-1])
         return SmallestEigenvalue(smallest, 0.0, vectors[:, :1], "dense")
     zero_level = ZERO_TOLERANCE * epsilon * float(values.abs().max())
@@ -74,7 +73,7 @@ def unit_scale(diagonal: Tensor) -> Tensor:
 
 
 def smallest_lanczos(
-    product: Product, size: int, epsilon: float, generator: torch.Generator
+    product: Callable[[Tensor], Tensor], size: int, epsilon: float, generator: torch.Generator
 ) -> SmallestEigenvalue:
     """Smallest eigenvalue from Hessian-vector products only.
 
@@ -85,35 +84,28 @@ def smallest_lanczos(
 
     start = torch.randn(size, generator=generator, dtype=torch.float64).numpy()
 
-    def extreme_eigenpair(shift: float, sign: float, which: str, tolerance: float):
-        """The eigenpair of shift·I + sign·H that `which` asks ARPACK for."""
+    def extreme_eigenpair(shift: float, sign: float, **options: Any):
+        """The eigenpair of shift·I + sign·H that the options ask ARPACK for."""
 
         def apply(x):
             v = torch.from_numpy(x.reshape(-1).copy())
             return (shift * v + sign * product(v)).numpy()
 
         operator = LinearOperator((size, size), matvec=apply, dtype="float64")  # pyright: ignore
-        return eigsh(
-            operator,
-            k=1,
-            which=which,
-            v0=start,
-            tol=tolerance,  # pyright: ignore # the stubs say int
-            ncv=min(size, 40),
-            maxiter=200,
-        )
+        return eigsh(operator, k=1, v0=start, ncv=min(size, 40), maxiter=200, **options)
 
     try:
-        largest = float(abs(extreme_eigenpair(0.0, 1.0, "LM", 1e-4)[0][0])) or 1.0
+        largest = float(abs(extreme_eigenpair(0.0, 1.0, which="LM", tol=1e-4)[0][0])) or 1.0
         # Shifted, so that the tolerance is relative to the largest and not to a μ near zero.
-        shifted, vector = extreme_eigenpair(1.01 * largest, -1.0, "LA", LANCZOS_TOLERANCE / 10)
+        shift, tolerance = 1.01 * largest, LANCZOS_TOLERANCE / 10
+        shifted, vector = extreme_eigenpair(shift, -1.0, which="LA", tol=tolerance)
     except ArpackNoConvergence as error:
         raise NoHessianError(
-            "Lanczos did not converge to the smallest eigenvalue, because too many eigenvalues lie "
-            "close together. Treat uniqueness as not certified, or certify a smaller model."
+            "Lanczos did not converge, because too many eigenvalues lie close together: treat "
+            "uniqueness as not certified, or certify a smaller model."
         ) from error
     zero_level = largest * max(ZERO_TOLERANCE * epsilon, LANCZOS_TOLERANCE)
-    value = 1.01 * largest - float(shifted[0])
+    value = shift - float(shifted[0])
     return SmallestEigenvalue(value, zero_level, torch.from_numpy(vector), "Lanczos")
 
 

@@ -1,7 +1,5 @@
 """The built-in trainer: L-BFGS in float64, then Newton steps where the Hessian fits in memory."""
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
@@ -22,20 +20,10 @@ class _DivergedError(Exception):
     """Minimisation went to infinity, or to where the loss is not finite."""
 
 
-@dataclass(frozen=True, eq=False)
-class Minimum:
-    """Where minimisation ended."""
+def minimise(function: PenalisedObjective, start: Tensor) -> tuple[Tensor, bool]:
+    """A local minimum of f, exact to rounding for up to 500 parameters, and whether it is one.
 
-    theta: Tensor
-    gradient: Tensor
-    """∇f(θ)."""
-    bounded: bool = True
-    """False where minimisation diverged; `theta` is then arbitrary."""
-
-
-def minimise(function: PenalisedObjective, start: Tensor) -> Minimum:
-    """A local minimum of f, exact to rounding for up to 500 parameters.
-
+    False says that minimisation diverged; the point is then arbitrary.
     L-BFGS is restarted until ‖∇f‖ stops decreasing, then Newton steps reduce ‖∇f‖ to rounding.
     Where the Hessian has a negative eigenvalue (a saddle, at which L-BFGS can stop if it starts
     there), minimisation continues along that eigenvector.
@@ -46,7 +34,7 @@ def minimise(function: PenalisedObjective, start: Tensor) -> Minimum:
             max_norm = DIVERGED * (1 + float(start.norm()))
             theta, evaluations = _lbfgs(function, theta, max_norm=max_norm, evaluations=evaluations)
         except _DivergedError:
-            return Minimum(theta, torch.full_like(theta, torch.inf), bounded=False)
+            return theta, False
         if len(theta) > DENSE_LIMIT:
             break
         try:
@@ -56,7 +44,7 @@ def minimise(function: PenalisedObjective, start: Tensor) -> Minimum:
         if descent_direction is None or escapes == MAX_ESCAPES or evaluations <= 0:
             break
         theta = theta + 1e-3 * max(float(theta.norm()), 1.0) * descent_direction
-    return Minimum(theta, function.value_and_gradient(theta)[1])
+    return theta, True
 
 
 def _lbfgs(
@@ -87,21 +75,18 @@ def _lbfgs(
         return f, g.numpy()
 
     # A long history: on ill-conditioned losses thirty pairs take thirty times as many steps.
-    history = min(len(theta), 100)
-    options = {"maxcor": history, "maxiter": MAX_EVALUATIONS, "gtol": 0.0, "ftol": 0.0}
+    options = {"maxcor": min(len(theta), 100), "maxiter": MAX_EVALUATIONS, "gtol": 0.0, "ftol": 0.0}
     while evaluations > 0:
         options["maxfun"] = evaluations
-        outcome = minimize(
-            value_and_gradient, theta.numpy(), jac=True, method="L-BFGS-B", options=options
-        )
+        start = theta.numpy()
+        outcome = minimize(value_and_gradient, start, jac=True, method="L-BFGS-B", options=options)
         evaluations -= outcome.nfev
         new_theta = torch.from_numpy(outcome.x.copy())
         new_value, new_gradient = function.value_and_gradient(new_theta)
         if not (new_value < value or new_gradient.norm() < gradient.norm()):
             break
-        converged = new_gradient.norm() > gradient.norm() / 2 and new_value >= value - 1e-12 * abs(
-            value
-        )
+        same_value = new_value >= value - 1e-12 * abs(value)
+        converged = same_value and new_gradient.norm() > gradient.norm() / 2
         theta, value, gradient = new_theta, new_value, new_gradient
         if converged:
             break

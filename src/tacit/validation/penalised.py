@@ -1,16 +1,14 @@
 """The penalised objective f = L + R: the penalty R that a fit describes, and f with derivatives."""
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from numbers import Real
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from tacit.equations.rows import check_candidates
-from tacit.errors import InputError
+from tacit.errors import InputError, check_number, check_type
 from tacit.fitting.fits import Fit
 from tacit.objective import derivatives
 from tacit.objective.objective import Objective
@@ -70,22 +68,16 @@ def strengths_by_name(strengths: Fit | Mapping[str, float]) -> dict[str, float]:
     """Every strength by its column's name, including those of a fit's known penalties."""
     if isinstance(strengths, Fit):
         known = known_strengths(strengths)
-        ambiguous = known.keys() & strengths.strengths.keys()
-        if ambiguous:
+        if ambiguous := known.keys() & strengths.strengths.keys():
             raise InputError(
-                f"{shorten(sorted(ambiguous))} is both estimated and known in this fit, so its "
-                "strength is ambiguous: give the known penalty a different name with name=."
+                f"{shorten(sorted(ambiguous))} is both estimated and known in this fit: give the "
+                "known penalty a different name with name=."
             )
         return {**strengths.strengths, **known}
-    if not isinstance(strengths, Mapping):
-        raise InputError(
-            f"strengths is a {type(strengths).__name__}: pass a tacit.Fit, or a dictionary from "
-            "name to strength, as in {'l2': 1e-3}."
-        )
+    needed = "a tacit.Fit, or a dictionary from name to strength, as in {'l2': 1e-3}"
+    check_type("strengths", strengths, Mapping, needed)
     for name, strength in strengths.items():
-        is_number = isinstance(strength, Real) and not isinstance(strength, bool)
-        if not is_number or not math.isfinite(strength):
-            raise InputError(f"the strength of {name!r} is {strength!r}: pass a finite number.")
+        check_number(f"the strength of {name!r}", strength)
     return {name: float(strength) for name, strength in strengths.items()}
 
 
@@ -94,10 +86,20 @@ def known_strengths(fit: Fit) -> dict[str, float]:
     first = dict(fit.sources[0].known)
     if any(dict(source.known) != first for source in fit.sources):
         raise InputError(
-            "the stacked equations of this fit have different known penalties, so no single "
-            "penalty describes them: pass the strengths as a dictionary instead."
+            "the stacked equations have different known penalties: pass strengths as a dictionary."
         )
     return first
+
+
+def known_penalty(
+    fit: Fit | Mapping[str, float], regularizers: Regularizer | Sequence[Regularizer]
+) -> Penalty:
+    """The known penalties of a fit, which a control retains; zero where there are none."""
+    known = known_strengths(fit) if isinstance(fit, Fit) else {}
+    if not known:
+        return no_penalty
+    estimated = check_candidates(regularizers, None).estimated
+    return penalty([r for r in estimated if r.name in known], known)
 
 
 def _check_names(strengths: Mapping[str, float], columns: Sequence[str]) -> None:
@@ -105,9 +107,8 @@ def _check_names(strengths: Mapping[str, float], columns: Sequence[str]) -> None
     unknown = [n for n in strengths if n not in set(columns)]
     if missing or unknown:
         raise InputError(
-            "the names of strengths and regularizers differ: no strength for "
-            f"{shorten(missing) or 'none'}; no regularizer for {shorten(unknown) or 'none'}. Pass "
-            "the regularizers that the fit was made with, including its known penalties."
+            f"there is no strength for {shorten(missing) or 'none'}, no regularizer for "
+            f"{shorten(unknown) or 'none'}: pass all regularizers of the fit, also the known ones."
         )
 
 
@@ -128,9 +129,8 @@ class PenalisedObjective:
 
     def flatten(self, params: Mapping[str, Tensor]) -> Tensor:
         """Parameters as one vector, copied."""
-        return torch.cat(
-            [to_float64(params[n].detach()).cpu().flatten() for n in self.objective.params]
-        )
+        tensors = [params[n].detach() for n in self.objective.params]
+        return torch.cat([to_float64(tensor).cpu().flatten() for tensor in tensors])
 
     def unflatten(self, theta: Tensor) -> Params:
         """The vector as parameters in float64, on the model's device if that supports float64."""
@@ -148,14 +148,9 @@ class PenalisedObjective:
         leaves = derivatives.leaves(params)
         with torch.enable_grad():
             penalty = self.penalty(leaves)
-            gradients = torch.autograd.grad(
-                penalty, list(leaves.values()), allow_unused=True, materialize_grads=True
-            )
-        penalty_gradient = dict(zip(leaves, gradients, strict=True))
-        return (
-            loss + float(penalty.detach()),
-            self.flatten(loss_gradient) + self.flatten(penalty_gradient),
-        )
+            parts = torch.autograd.grad(penalty, list(leaves.values()), materialize_grads=True)
+        gradient = self.flatten(loss_gradient) + self.flatten(dict(zip(leaves, parts, strict=True)))
+        return loss + float(penalty.detach()), gradient
 
     def hvp_at(self, theta: Tensor) -> Callable[[Tensor], Tensor]:
         """The function v ↦ ∇²f(θ)·v; the graph of the penalty's gradient is built only once.
@@ -164,29 +159,24 @@ class PenalisedObjective:
         """
         params = self.unflatten(theta)
         leaves = derivatives.leaves(params)
-        tensors = list(leaves.values())
         # A function that can be differentiated only once puts an error node into the graph of its
         # gradient if the incoming gradient requires a graph too; otherwise it would look linear.
         # The factor `one` makes the incoming gradient require one.
         one = torch.ones((), dtype=torch.float64, requires_grad=True)
         with torch.enable_grad():
             penalty = self.penalty(leaves)
-            gradients = torch.autograd.grad(
-                penalty * one.to(penalty.device), tensors, create_graph=True, allow_unused=True
-            )
+            scaled = penalty * one.to(penalty.device)
+            gradients = derivatives.gradient(scaled, leaves, graph=True)
         _check_twice_differentiable([g.grad_fn for g in gradients if g is not None])
-        curved = [(i, g) for i, g in enumerate(gradients) if g is not None and g.requires_grad]
+        pairs = zip(leaves, gradients, strict=True)
+        curved = {n: g for n, g in pairs if g is not None and g.requires_grad}
 
         def product(direction: Tensor) -> Tensor:
             along = self.unflatten(direction)
             loss_product = self.flatten(self.objective.hvp(along, params))
             if not curved:  # R is constant
                 return loss_product
-            parts = list(along.values())
-            penalty_product = _penalty_hvp(
-                [g for _, g in curved], tensors, [parts[i] for i, _ in curved]
-            )
-            return loss_product + self.flatten(dict(zip(leaves, penalty_product, strict=True)))
+            return loss_product + self.flatten(_penalty_hvp(curved, leaves, along))
 
         return product
 
@@ -210,22 +200,20 @@ def _check_twice_differentiable(nodes: list[Any]) -> None:
         visited.add(node)
         if node.name() == "torch::autograd::Error":
             raise NoHessianError(
-                "the penalty has no Hessian: one of the regularizers can be differentiated only "
-                "once, as gradient_norm can. Certify without that regularizer, leaving the other "
-                "strengths unchanged."
+                "the penalty has no Hessian: a regularizer can be differentiated only once, as "
+                "gradient_norm can. Certify without it, leaving the other strengths unchanged."
             )
         nodes += [following for following, _ in node.next_functions]
 
 
-def _penalty_hvp(
-    gradients: list[Tensor], leaves: list[Tensor], direction: list[Tensor]
-) -> Sequence[Tensor]:
+def _penalty_hvp(gradients: Params, leaves: Params, direction: Params) -> Params:
     """∇²R·v by differentiating ⟨∇R, v⟩."""
+    outputs, inputs = list(gradients.values()), list(leaves.values())
+    along = [direction[n] for n in gradients]
     try:
         parts = torch.autograd.grad(
-            gradients, leaves, direction,
-            retain_graph=True, allow_unused=True, materialize_grads=True,
-        )  # fmt: skip
+            outputs, inputs, along, retain_graph=True, materialize_grads=True
+        )
     except RuntimeError as error:
         if not derivatives.lacks_double_backward(error):
             raise
@@ -235,8 +223,7 @@ def _penalty_hvp(
         ) from error
     if not all(torch.isfinite(part).all() for part in parts):
         raise NoHessianError(
-            "the penalty's Hessian is not finite at these weights: the norm of a zero vector, or a "
-            "matrix with equal singular values. Evaluate where the penalty is smooth, or use a "
-            "smooth penalty."
+            "the penalty's Hessian is not finite at these weights (the norm of a zero vector, or "
+            "equal singular values): evaluate where the penalty is smooth, or use a smooth one."
         )
-    return parts
+    return dict(zip(leaves, parts, strict=True))

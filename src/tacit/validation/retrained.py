@@ -30,6 +30,16 @@ class Retrained:
     final_gradient_norm: float
     """‖∇(L+R)(θ)‖ at the end of training."""
 
+    @property
+    def prediction_distance(self) -> float:
+        """How far predictions are from the original's: relative error, or else 1 − agreement."""
+        if self.prediction_error is not None:
+            return self.prediction_error
+        return math.inf if self.agreement is None else 1 - self.agreement
+
+
+DIVERGED = Retrained(math.inf, math.inf, math.nan, math.inf, None, math.inf, math.inf)
+
 
 def compare_with_original(
     functions: Sequence[PenalisedObjective],
@@ -46,41 +56,32 @@ def compare_with_original(
         outputs: predictions as a function of params; by default the objective's predictions.
     """
     objective = functions[0].objective
-    points = [original, *(end for end in end_points if end is not None)]
+    points = [original, *(original if end is None else end for end in end_points)]
     if outputs is None:
         predictions, target = objective.predictions(*points)
     else:
         predictions, target = [outputs(objective.point(p)).detach() for p in points], None
     original_theta, original_loss = functions[0].flatten(original), objective.value(original)
-    original_predictions, *retrained_predictions = predictions
-    remaining_predictions = iter(retrained_predictions)
+    original_norm = original_theta.norm()
     comparisons = []
-    for function, end in zip(functions, end_points, strict=True):
+    for function, end, prediction in zip(functions, end_points, predictions[1:], strict=True):
         if end is None:
-            comparisons.append(_diverged())
+            comparisons.append(DIVERGED)
             continue
         theta = function.flatten(end)
         distance = float((theta - original_theta).norm())
-        prediction = next(remaining_predictions)
         comparisons.append(
             Retrained(
                 distance=distance,
-                relative_distance=ratio(distance, float(original_theta.norm())),
-                cosine=ratio(
-                    float(theta @ original_theta), float(theta.norm() * original_theta.norm())
-                ),
-                prediction_error=_relative_error(prediction, original_predictions),
-                agreement=_agreement(prediction, original_predictions, target),
+                relative_distance=ratio(distance, float(original_norm)),
+                cosine=ratio(float(theta @ original_theta), float(theta.norm() * original_norm)),
+                prediction_error=_relative_error(prediction, predictions[0]),
+                agreement=_agreement(prediction, predictions[0], target),
                 loss_difference=objective.value(end) - original_loss,
                 final_gradient_norm=float(function.value_and_gradient(theta)[1].norm()),
             )
         )
     return comparisons
-
-
-def _diverged() -> Retrained:
-    inf = math.inf
-    return Retrained(inf, inf, math.nan, inf, None, inf, inf)
 
 
 def _relative_error(prediction: Tensor, original: Tensor) -> float | None:
@@ -93,19 +94,15 @@ def _relative_error(prediction: Tensor, original: Tensor) -> float | None:
 def _agreement(prediction: Tensor, original: Tensor, target: Any) -> float | None:
     """Agreement of labels, or of the argmax along dimension 1 where the targets are classes."""
     if original.is_floating_point():
-        if not isinstance(target, Tensor) or target.is_floating_point():
-            return None
-        if original.ndim != target.ndim + 1 or original.shape[2:] != target.shape[1:]:
+        classes = isinstance(target, Tensor) and not target.is_floating_point()
+        if (
+            not classes
+            or original.ndim != target.ndim + 1
+            or original.shape[2:] != target.shape[1:]
+        ):
             return None
         prediction, original = prediction.argmax(1), original.argmax(1)
     return float((prediction == original).double().mean())
-
-
-def prediction_distance(model: Retrained) -> float:
-    """How far predictions are from the original's: their relative error, or else 1 − agreement."""
-    if model.prediction_error is not None:
-        return model.prediction_error
-    return math.inf if model.agreement is None else 1 - model.agreement
 
 
 def ratio(numerator: float, denominator: float) -> float:

@@ -9,31 +9,25 @@ import torch
 from torch import Tensor
 
 from tacit.equations.target import origin_of
-from tacit.errors import InputError, Problem
+from tacit.errors import InputError, Problem, check_type
 from tacit.fitting.fits import Fit
 from tacit.fitting.summary import jsonable
 from tacit.objective.borrowing import restored
 from tacit.objective.objective import Objective, check_objective
 from tacit.objective.params import Params, norm
 from tacit.regularizers import Regularizer
+from tacit.validation import summary
 from tacit.validation.certificate import Certificate, certify
 from tacit.validation.minimising import minimise
 from tacit.validation.penalised import (
     NoHessianError,
     PenalisedObjective,
     Penalty,
-    known_strengths,
-    no_penalty,
+    known_penalty,
     penalty,
     strengths_by_name,
 )
-from tacit.validation.retrained import (
-    Retrained,
-    compare_with_original,
-    prediction_distance,
-    ratio,
-)
-from tacit.validation.summary import format_summary, validation_problems
+from tacit.validation.retrained import Retrained, compare_with_original, ratio
 
 Train = Callable[[Penalty], Mapping[str, Tensor]]
 """A training loop: minimises loss + penalty(params) and returns the weights."""
@@ -62,7 +56,7 @@ class Validation:
 
     def summary(self) -> str:
         """Table of both models, the certificate and the problems, ready to print."""
-        return format_summary(self)
+        return summary.format_summary(self)
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain values, ready for JSON; values that are not finite become None."""
@@ -108,20 +102,26 @@ def validate(
         outputs: predictions as a function of params, for objectives that cannot compute them.
             Integer outputs are labels and are compared by agreement.
     """
-    _check_arguments(fit, train, start)
+    needed = "a function train(penalty) -> params, or nothing for the built-in L-BFGS"
+    check_type("train", train, Callable | None, needed)
+    if train is not None and start is not None:
+        raise InputError(
+            "start= and train= were both passed: initialise the model in your training loop, and "
+            "leave start out."
+        )
     objective, regularizers, params = _complete(fit, objective, regularizers, params)
     strengths = strengths_by_name(fit)
     original = {n: p.clone() for n, p in objective.point(params).items()}
     initial = {n: p.clone() for n, p in objective.point(start, what="start").items()}
-    penalised = PenalisedObjective(objective, penalty(regularizers, strengths))
-    control = PenalisedObjective(objective, _control_penalty(fit, regularizers))
+    functions = [
+        PenalisedObjective(objective, penalty(regularizers, strengths)),
+        PenalisedObjective(objective, known_penalty(fit, regularizers)),
+    ]
     # Reject wrong names and outputs before any training.
-    penalised.penalty(original)
-    compare_with_original([penalised], original, [original], outputs)
-    end_points = [_retrain(function, initial, train) for function in (penalised, control)]
-    penalised_model, control_model = compare_with_original(
-        (penalised, control), original, end_points, outputs
-    )
+    functions[0].penalty(original)
+    compare_with_original(functions[:1], original, [original], outputs)
+    end_points = [_retrain(function, initial, train) for function in functions]
+    penalised, control = compare_with_original(functions, original, end_points, outputs)
     certificate, no_hessian = None, ""
     try:
         certificate = certify(objective, regularizers, strengths, params=original)
@@ -129,26 +129,19 @@ def validate(
         no_hessian = str(error)
     validation = Validation(
         strengths=strengths,
-        penalised=penalised_model,
-        control=control_model,
-        recovered=_recovered(penalised_model.distance, control_model.distance),
+        penalised=penalised,
+        control=control,
+        recovered=_recovered(penalised.distance, control.distance),
         recovered_predictions=_recovered(
-            prediction_distance(penalised_model), prediction_distance(control_model)
+            penalised.prediction_distance, control.prediction_distance
         ),
         loss=objective.value(original),
         trainer="L-BFGS" if train is None else "your training loop",
         certificate=certificate,
         problems=(),
     )
-    problems = validation_problems(
-        validation,
-        loss_gradient_norm=norm(objective.gradient(original)),
-        rounding_level=10 * math.hypot(*objective.rounding(original).values()),
-        precision=math.sqrt(penalised.epsilon),
-        started_at_original=train is None
-        and all(torch.equal(initial[n], original[n]) for n in original),
-        no_hessian=no_hessian,
-    )
+    local = train is None and all(torch.equal(initial[n], original[n]) for n in original)
+    problems = _problems(validation, functions[0], original, no_hessian, local=local)
     return replace(validation, problems=problems)
 
 
@@ -157,12 +150,15 @@ def _complete(
     objective: Objective | None,
     regularizers: Regularizer | Sequence[Regularizer] | None,
     params: Mapping[str, Tensor] | None,
-) -> tuple[Objective, Sequence[Regularizer], Mapping[str, Tensor] | None]:
+) -> tuple[Objective, Regularizer | Sequence[Regularizer], Mapping[str, Tensor] | None]:
     """The objective, regularizers and point: as passed, or as the fit's equations have them."""
+    needed = "what tacit.fit or tacit.estimate return, or strengths by name"
+    check_type("fit", fit, Fit | Mapping, needed)
+    origin = fit.equations.origin if isinstance(fit, Fit) else None
     if objective is None or regularizers is None:
         if not isinstance(fit, Fit):
             raise InputError(
-                "strengths by name do not have an objective and regularizers: the arguments are "
+                "strengths by name have no objective and no regularizers: the arguments are "
                 "validate(strengths, objective, regularizers)."
             )
         origin = origin_of(fit, "validate without an objective and regularizers")
@@ -170,58 +166,22 @@ def _complete(
         if regularizers is None:
             regularizers = (*origin.candidates.estimated, *origin.candidates.known)
     check_objective(objective, what="objective")
-    origin = fit.equations.origin if isinstance(fit, Fit) else None
     if params is None and origin is not None and origin.point is not None:
         same_model = origin.setting.objective.model is objective.model
         params = origin.bind().params if same_model else None
-    if isinstance(regularizers, Regularizer):
-        regularizers = [regularizers]
     return objective, regularizers, params
-
-
-def _check_arguments(
-    fit: Fit | Mapping[str, float], train: Train | None, start: Mapping[str, Tensor] | None
-) -> None:
-    if not isinstance(fit, Fit | Mapping):
-        raise InputError(
-            f"fit is a {type(fit).__name__}: pass what tacit.fit or tacit.estimate return, or "
-            "strengths by name."
-        )
-    if train is not None and not callable(train):
-        raise InputError(
-            f"train is a {type(train).__name__}: pass a function train(penalty) -> params, or "
-            "leave it out to use the built-in L-BFGS."
-        )
-    if train is not None and start is not None:
-        raise InputError(
-            "start= and train= were both passed, but start= applies only to the built-in trainer: "
-            "initialise the model in your training loop, and leave start out."
-        )
-
-
-def _control_penalty(
-    fit: Fit | Mapping[str, float], regularizers: Sequence[Regularizer]
-) -> Penalty:
-    """The known penalties of the fit, which the control retains."""
-    known = known_strengths(fit) if isinstance(fit, Fit) else {}
-    if not known:
-        return no_penalty
-    return penalty([r for r in regularizers if r.name in known], known)
 
 
 def _retrain(function: PenalisedObjective, initial: Params, train: Train | None) -> Params | None:
     """The weights at the end of training, or None where the built-in trainer diverged."""
     if train is None:
-        minimum = minimise(function, function.flatten(initial))
-        return function.unflatten(minimum.theta) if minimum.bounded else None
+        theta, is_minimum = minimise(function, function.flatten(initial))
+        return function.unflatten(theta) if is_minimum else None
     objective = function.objective
     with restored(objective.model), torch.enable_grad():
         trained = train(function.penalty)
         if trained is None:
-            raise InputError(
-                "train returned None: return the weights at the end of training, as in "
-                "dict(model.named_parameters())."
-            )
+            raise InputError("train returned None: return dict(model.named_parameters()).")
         point = objective.point(trained, what="the return value of train")
         return {n: p.clone() for n, p in point.items()}
 
@@ -233,3 +193,23 @@ def _recovered(penalised_distance: float, control_distance: float) -> float:
     if math.isinf(penalised_distance):
         return -math.inf
     return 1 - ratio(penalised_distance, control_distance)
+
+
+def _problems(
+    validation: Validation,
+    function: PenalisedObjective,
+    original: Params,
+    no_hessian: str,
+    *,
+    local: bool,
+) -> tuple[Problem, ...]:
+    """All problems, the most serious first; `local` says that retraining started at θ̂ itself."""
+    objective = function.objective
+    rounding_level = 10 * math.hypot(*objective.rounding(original).values())
+    gradient_limit = max(summary.UNFINISHED * norm(objective.gradient(original)), rounding_level)
+    return (
+        *summary.unbounded(validation),
+        *summary.unfinished(validation, gradient_limit),
+        *summary.not_recovered(validation, precision=math.sqrt(function.epsilon)),
+        *summary.not_certified(validation, no_hessian, local=local),
+    )

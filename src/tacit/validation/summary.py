@@ -28,36 +28,8 @@ TABLE_ROWS = {
 """Labels of the summary's table, and the fields of Retrained that they show."""
 
 
-def validation_problems(
-    validation: "Validation",
-    *,
-    loss_gradient_norm: float,
-    rounding_level: float,
-    precision: float,
-    started_at_original: bool,
-    no_hessian: str,
-) -> tuple[Problem, ...]:
-    """All problems of a validation, the most serious first.
-
-    Args:
-        validation: the validation, without its problems.
-        loss_gradient_norm: ‖∇L(θ̂)‖, the norm of what the penalty must balance.
-        rounding_level: norms of gradients up to this are rounding.
-        precision: relative distances up to this are zero.
-        started_at_original: whether retraining started at θ̂ itself.
-        no_hessian: why there is no certificate; empty if there is one.
-    """
-    gradient_limit = max(UNFINISHED * loss_gradient_norm, rounding_level)
-    return (
-        *_unbounded(validation),
-        *_unfinished(validation, gradient_limit),
-        *_not_recovered(validation, precision),
-        *_certificate_problems(validation, no_hessian),
-        *_local(validation, started_at_original),
-    )
-
-
-def _unbounded(validation: "Validation") -> Iterator[Problem]:
+def unbounded(validation: "Validation") -> Iterator[Problem]:
+    """L + R has no minimum, or the control diverged."""
     certificate = validation.certificate
     certified = certificate is not None and certificate.verdict == "unbounded"
     if certified or math.isinf(validation.penalised.distance):
@@ -78,7 +50,8 @@ def _unbounded(validation: "Validation") -> Iterator[Problem]:
         )
 
 
-def _unfinished(validation: "Validation", gradient_limit: float) -> Iterator[Problem]:
+def unfinished(validation: "Validation", gradient_limit: float) -> Iterator[Problem]:
+    """Training stopped where ‖∇(L+R)‖ is above the limit."""
     models = {"penalised model": validation.penalised, "control": validation.control}
     for name, model in models.items():
         if gradient_limit < model.final_gradient_norm < math.inf:
@@ -91,7 +64,8 @@ def _unfinished(validation: "Validation", gradient_limit: float) -> Iterator[Pro
             )
 
 
-def _not_recovered(validation: "Validation", precision: float) -> Iterator[Problem]:
+def not_recovered(validation: "Validation", precision: float) -> Iterator[Problem]:
+    """Nothing to recover, up to a relative distance of `precision`, or nothing recovered."""
     control_distance = validation.control.relative_distance
     if control_distance <= precision:
         yield Problem(
@@ -108,26 +82,16 @@ def _not_recovered(validation: "Validation", precision: float) -> Iterator[Probl
         )
 
 
-def _certificate_problems(validation: "Validation", no_hessian: str) -> Iterator[Problem]:
-    if no_hessian:
-        yield Problem(
-            "no certificate",
-            no_hessian,
-            "This concerns only the certificate; the comparison with the control is valid.",
-        )
-    elif validation.certificate is not None:
-        verdict = validation.certificate.verdict
-        if verdict in ("not unique", "not a minimum"):
-            yield Problem(
-                verdict,
-                validation.certificate.message,
-                "The weights need not agree: compare predictions and losses instead.",
-            )
-
-
-def _local(validation: "Validation", started_at_original: bool) -> Iterator[Problem]:
+def not_certified(validation: "Validation", no_hessian: str, *, local: bool) -> Iterator[Problem]:
+    """Retraining need not return to θ̂, or `no_hessian` says why that is not known."""
     certificate = validation.certificate
-    if started_at_original and not (certificate is not None and certificate.is_global):
+    if certificate is None:
+        remedy = "This concerns only the certificate; the comparison with the control is valid."
+        yield Problem("no certificate", no_hessian, remedy)
+    elif certificate.verdict in ("not unique", "not a minimum"):
+        remedy = "The weights need not agree: compare predictions and losses instead."
+        yield Problem(certificate.verdict, certificate.message, remedy)
+    if local and (certificate is None or not certificate.is_global):
         yield Problem(
             "local",
             "retraining started at the trained weights, so it could reach only nearby minima.",
