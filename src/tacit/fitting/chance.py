@@ -38,16 +38,17 @@ def chance(fit: "Fit | Equations") -> dict[str, float]:
     if nonnegative:
         strengths = System(design).solve_nonnegative(target[:, None])[:, 0]
         free = torch.nonzero(strengths > 0)[:, 0].tolist()
-    by_column = chances_among(free, equations, design, target)
+    by_column = chances_among(free, equations, design, target, judged=free)
     return {name: by_column.get(i, 1.0) for i, name in enumerate(equations.names)}
 
 
 def chances_among(
-    columns: list[int], equations: Equations, design: Tensor, target: Tensor
+    columns: list[int], equations: Equations, design: Tensor, target: Tensor, judged: Iterable[int]
 ) -> dict[int, float]:
-    """`chances` of these columns beside one another, as if there were no others."""
+    """`chances` of the judged ones of these columns, as if there were no others."""
     part, system = equations.select_columns(columns), System(design[:, columns])
-    return {columns[i]: p for i, p in chances(part, system, target, range(len(columns))).items()}
+    places = [columns.index(column) for column in judged if column in columns]
+    return {columns[i]: p for i, p in chances(part, system, target, places).items()}
 
 
 def chances(

@@ -101,8 +101,7 @@ def gather_evidence(
     by_column = chances(equations, system, target, torch.nonzero(~in_matrix)[:, 0].tolist())
     if nonnegative:  # a column above zero is judged beside the others above zero
         positive = torch.nonzero(strengths > 0)[:, 0].tolist()
-        beside = chances_among(positive, equations, system.design, target)
-        by_column = {column: beside.get(column, p) for column, p in by_column.items()}
+        by_column |= chances_among(positive, equations, system.design, target, judged=by_column)
     return Evidence(
         equations=equations,
         system=system,
