@@ -1,6 +1,7 @@
 """The paper's figures, one folder each.
 
-The folder of every figure exports:
+The docstring of every figure's folder is the text of the figure: its title, then its caption. The
+folder exports:
 
 - `Config`: a frozen dataclass of plain values. `PAPER` and `QUICK` are its two presets.
 - `work(config, device)`: the units of work by name, in order. A unit is a function that yields
@@ -9,16 +10,15 @@ The folder of every figure exports:
   in every run.
 - `plot(rows)`: the figure, drawn only from the rows (a pandas DataFrame).
 - `check(rows)`: key numbers beside their expected values.
-- `TITLE`, `CAPTION`: text for the page of figures.
 """
 
 import importlib
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, cast
 
-from tacit.errors import InputError
+from tacit.errors import check_choice
 
 EXPERIMENTS = (
     "tradeoff",
@@ -59,8 +59,6 @@ class Experiment(Protocol):
     Config: type
     PAPER: Any
     QUICK: Any
-    TITLE: str
-    CAPTION: str
     work: Callable[[Any, str], Work]
     plot: Callable[[Any], Any]
     check: Callable[[Any], list[Check]]
@@ -68,18 +66,14 @@ class Experiment(Protocol):
 
 def find_experiment(name: str) -> Experiment:
     """Import the experiment of this name."""
-    if name not in EXPERIMENTS:
-        raise InputError(f"no experiment {name!r}: choose from {', '.join(EXPERIMENTS)}.")
+    check_choice("experiment", name, EXPERIMENTS)
     return cast(Experiment, importlib.import_module(f"tacit_paper.{name.replace('-', '_')}"))
 
 
-def run(
-    experiment: Experiment, config: Any, *, finished: Collection[str] = (), device: str = "cpu"
-) -> Iterator[Row]:
-    """Rows of every unit of work that is not finished, each with its unit's name in `unit`."""
-    for unit, make_rows in experiment.work(config, device).items():
-        if unit not in finished:
-            yield from ({"unit": unit, **row} for row in make_rows())
+def title_and_caption(experiment: Experiment) -> tuple[str, list[str]]:
+    """The title of a figure and the paragraphs of its caption, from the folder's docstring."""
+    title, *caption = (" ".join(p.split()) for p in (experiment.__doc__ or "").split("\n\n"))
+    return title, caption
 
 
 def on_one_thread(work: Work) -> Work:

@@ -13,10 +13,10 @@ from typing import Annotated
 import typer
 
 from tacit.cli import report_errors
-from tacit.errors import InputError
-from tacit_paper import EXPERIMENTS, find_experiment
+from tacit.errors import InputError, check_choice
+from tacit_paper import EXPERIMENTS, find_experiment, title_and_caption
 
-PRESETS = ("quick", "paper")
+DATA_DIR_HELP = "Folder with the MNIST files. By default the user's cache, or a download into it."
 INTERRUPTED = "interrupted: finished rows are kept; run the same command again to continue."
 
 
@@ -32,37 +32,29 @@ def list_experiments() -> None:
     """List the paper's figures."""
     _require_packages()
     for name in EXPERIMENTS:
-        typer.echo(f"{name:<24}{find_experiment(name).TITLE}")
+        typer.echo(f"{name:<24}{title_and_caption(find_experiment(name))[0]}")
 
 
 @report_errors(INTERRUPTED)
 def reproduce(
     names: Annotated[list[str] | None, typer.Argument(help="Figures; all by default.")] = None,
     preset: Annotated[str, typer.Option(help="quick or paper.")] = "quick",
-    out: Annotated[Path, typer.Option(help="Folder for rows, figures and the page.")] = Path(
-        "results"
-    ),
+    out: Annotated[Path, typer.Option(help="Folder of rows, figures, page.")] = Path("results"),
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
     force: Annotated[bool, typer.Option(help="Delete earlier rows and start again.")] = False,
-    data_dir: Annotated[
-        Path | None,
-        typer.Option(
-            help="Folder with the MNIST files. By default the user's cache, or a download into it."
-        ),
-    ] = None,
+    data_dir: Annotated[Path | None, typer.Option(help=DATA_DIR_HELP)] = None,
 ) -> None:
     """Reproduce figures of the paper: rows, figures, and one page of all figures."""
     from tacit_paper import data
 
     _require_packages()
     with data.use_folder(data_dir):
-        if preset not in PRESETS:
-            raise InputError(f"no preset {preset!r}: choose from {', '.join(PRESETS)}.")
+        check_choice("preset", preset, ("quick", "paper"))
         experiments = list(dict.fromkeys(names or EXPERIMENTS))
         for name in experiments:
             find_experiment(name)
         chosen_device, note = choose_device(device)
-        typer.echo(f"on {chosen_device}" + (f" ({note})" if note else ""))
+        typer.echo(f"on {chosen_device}{note}")
         for name in experiments:
             _reproduce_one(name, preset, out / preset / name, chosen_device, force)
         _write_page(out)
@@ -79,12 +71,8 @@ def plot(
     folders = list(store.finished_folders(folder)) if folder.is_dir() else []
     if not folders:
         raise InputError(f"{folder} contains no finished results: run tacit reproduce first.")
-    for result_folder in folders:
-        result = store.read_result(result_folder)
-        with store.explain_missing_columns(result_folder):
-            figure = find_experiment(result.metadata["experiment"]).plot(result.rows)
-        files = plots.save(figure, result_folder)
-        typer.echo(f"{result_folder}: {', '.join(path.name for path in files)}")
+    for result in map(store.read_result, folders):
+        typer.echo(f"{result.folder}: {', '.join(path.name for path in plots.draw(result))}")
     if (folder / "index.html").exists():
         _write_page(folder)
 
@@ -93,22 +81,15 @@ def choose_device(name: str) -> tuple[str, str]:
     """The device to compute on, and a note for the user where it is not the one asked for."""
     import torch
 
-    available = {
-        "cuda": torch.cuda.is_available(),
-        "mps": torch.backends.mps.is_available(),
-        "cpu": True,
-    }
-    usable = [device for device, is_available in available.items() if is_available]
-    if name == "auto":
-        name = usable[0]
-    elif name not in available:
-        raise InputError(f"no device {name!r}: choose from auto, {', '.join(sorted(available))}.")
-    elif name not in usable:
-        raise InputError(
-            f"device {name!r} is not available on this machine: choose from {', '.join(usable)}."
-        )
+    check_choice("device", name, ("auto", "cpu", "cuda", "mps"))
+    available = ["cuda"] if torch.cuda.is_available() else []
+    available += ["mps"] if torch.backends.mps.is_available() else []
+    available += ["cpu"]
+    name = available[0] if name == "auto" else name
+    if name not in available:
+        raise InputError(f"device {name!r} is not available here: use {' or '.join(available)}.")
     if name == "mps":
-        return "cpu", "mps lacks float64, in which everything is computed"
+        return "cpu", " (mps lacks float64, in which everything is computed)"
     return name, ""
 
 
@@ -123,7 +104,7 @@ def _reproduce_one(name: str, preset: str, folder: Path, device: str, force: boo
         )
     reused = f", {result.reused:,} of them reused" if result.reused else ""
     typer.echo(f"{typer.style(name, bold=True)}: {len(result.rows):,} rows{reused}")
-    plots.save(experiment.plot(result.rows), folder)
+    plots.draw(result)
     for check in experiment.check(result.rows):
         holds = typer.style("yes", fg="green") if check.holds else typer.style("no ", fg="red")
         typer.echo(f"  {holds} {check.label}: {check.value:.4g} (expected {check.expected})")
@@ -137,12 +118,10 @@ def _progress_bar(label: str) -> Iterator[Callable[[int, int], None]]:
     bar = new_bar()
     if bar is None:
         yield lambda done, total: None
-        return
-    try:
-        task = bar.add_task(label, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
-    finally:
-        bar.stop()
+    else:
+        with bar:
+            task = bar.add_task(label, total=None)
+            yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 def _write_page(out: Path) -> None:

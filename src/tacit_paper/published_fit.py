@@ -11,23 +11,19 @@ draw their minibatches from these.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from tacit.ensembles import Ensemble
 from tacit.ensembles.data import assign_data
 from tacit.ensembles.evaluation import batch_gradients
-from tacit.ensembles.rows import stacked_columns
 from tacit.objective.losses import Loss
 from tacit.regularizers import Regularizer
 
 
-@dataclass(frozen=True, eq=False)
-class GradientProducts:
+class GradientProducts(NamedTuple):
     """Inner products of the gradients of every minibatch b and member."""
 
     squares: np.ndarray
@@ -40,8 +36,7 @@ class GradientProducts:
     """Number of parameters p of one member."""
 
 
-@dataclass(frozen=True)
-class FitSettings:
+class FitSettings(NamedTuple):
     """Settings of the published fit."""
 
     rate: float
@@ -66,34 +61,27 @@ def gradient_products(
     """Inner products of minibatch gradients for a few shuffles, the same for all members."""
     ensemble = ensemble.to(torch.float64)
     member_data = assign_data(data, len(ensemble), ensemble.first_tensor)
-    params = ensemble.params
-    blocks = [[stacked_columns(r, params, n) for n in params] for r in regularizers]
-    design = torch.stack(
-        [torch.cat([b.values[..., 0] for b in row if b is not None], 1) for row in blocks], dim=2
-    )
+    columns = []
+    for r in regularizers:
+        gradients = [r.gradient(ensemble.member(m))[r.name] for m in range(len(ensemble))]
+        stacked = {n: torch.stack([gradient[n] for gradient in gradients]) for n in ensemble.params}
+        columns.append(ensemble.flatten(stacked))
+    design = torch.stack(columns, dim=2)
     squares, inner = [], []
     generator = torch.Generator().manual_seed(0)
     for _ in range(shuffles):
         order = torch.randperm(member_data.examples, generator=generator).to(design.device)
-        batches = member_data.batches(order.expand(len(ensemble), -1), batch_size)
-        products = [_batch_products(ensemble, loss, *batch, design) for batch in batches]
-        squares.append(torch.stack([square for square, _ in products]))
-        inner.append(torch.stack([product for _, product in products]))
+        for batch in member_data.batches(order.expand(len(ensemble), -1), batch_size):
+            gradients = batch_gradients(ensemble, loss, *batch).gradients.values()
+            flat = torch.cat([gradient.flatten(1) for gradient in gradients], 1)
+            squares.append(flat.square().sum(1))
+            inner.append(torch.einsum("mp,mpk->mk", flat, design))
     return GradientProducts(
-        torch.stack(squares).cpu().numpy(),
-        torch.stack(inner).cpu().numpy(),
+        torch.stack(squares).unflatten(0, (shuffles, -1)).cpu().numpy(),
+        torch.stack(inner).unflatten(0, (shuffles, -1)).cpu().numpy(),
         (design.transpose(1, 2) @ design).cpu().numpy(),
         design.shape[1],
     )
-
-
-def _batch_products(
-    ensemble: Ensemble, loss: Loss, inputs: Tensor, targets: Tensor, design: Tensor
-) -> tuple[Tensor, Tensor]:
-    """‖g_b‖² and Φᵀg_b of every member on one minibatch."""
-    gradients = batch_gradients(ensemble, loss, inputs, targets).gradients
-    flat = torch.cat([gradient.flatten(1) for gradient in gradients.values()], 1)
-    return flat.square().sum(1), torch.einsum("mp,mpk->mk", flat, design)
 
 
 class PublishedFits(NamedTuple):

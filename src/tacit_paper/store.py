@@ -11,23 +11,18 @@ import platform
 import re
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
-from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tacit.errors import InputError
-from tacit_paper import Experiment, Row, run
+from tacit_paper import Experiment, Row, Table
 
 if TYPE_CHECKING:
-    import pandas as pd
     import pyarrow as pa
 
-VERSIONS = (
-    "tacit", "torch", "numpy", "scipy", "pandas", "pyarrow", "matplotlib", "scikit-learn",
-)  # fmt: skip
+VERSIONS = ("tacit", "torch", "numpy", "scipy", "pandas", "pyarrow", "matplotlib", "scikit-learn")
 """Packages whose versions are written to the metadata."""
 _REMEDY = "Move it away, or pass --force to replace it."
 
@@ -38,7 +33,7 @@ class Result:
 
     folder: Path
     metadata: dict[str, Any]
-    rows: "pd.DataFrame"
+    rows: Table
     reused: int
     """Number of rows that an earlier run had computed."""
 
@@ -69,52 +64,44 @@ def run_experiment(
     metadata: dict[str, Any] = {"experiment": name, "preset": preset, "config": asdict(config)}
     metadata |= {"device": device, "made_with": {n: _version(n) for n in ("tacit", "torch")}}
     metadata["config_hash"] = _hash(json.dumps(metadata, sort_keys=True).encode())
-    _make_folder(folder)
+    if _prepare(folder, metadata, force=force):
+        return read_result(folder)
+    work = experiment.work(config, device)
+    parts = _read_parts(folder, metadata["config_hash"])
+    reused = sum(len(part) for part in parts.values())
+    advance(len(parts), len(work))
+    for index, (unit, make_rows) in enumerate(work.items()):
+        if unit not in parts:
+            rows = [{"unit": unit, **row} for row in make_rows()]
+            if not rows:
+                raise RuntimeError(f"no rows for the unit {unit!r} of {name}: yield at least one.")
+            parts[unit] = _write_part(folder, index, rows, metadata["config_hash"])
+            advance(len(parts), len(work))
+    _join_parts(folder, [parts[unit] for unit in work], metadata)
+    return replace(read_result(folder), reused=reused)
+
+
+def _prepare(folder: Path, metadata: dict[str, Any], *, force: bool) -> bool:
+    """Make the folder ready for a run with this metadata; True if it contains the finished run."""
+    write_atomically(folder / ".probe", Path.touch)  # fails before anything is deleted or computed
+    (folder / ".probe").unlink()
     if force:
-        _delete_results(folder)
-    earlier = read_metadata(folder) if (folder / "run.json").exists() else None
-    if earlier is not None:
-        _check_experiment(folder, earlier, name)
+        shutil.rmtree(folder / "parts", ignore_errors=True)
+        for path in [folder / "run.json", folder / "rows.parquet", *folder.glob("figure.*")]:
+            path.unlink(missing_ok=True)
+    if (folder / "run.json").exists():
+        earlier = read_metadata(folder)
+        other, name = earlier["experiment"], metadata["experiment"]
+        if other != name:
+            raise InputError(f"{folder} contains results of {other!r}, not {name!r}. {_REMEDY}")
         if earlier["config_hash"] != metadata["config_hash"]:
             _set_aside(folder, earlier["config_hash"])
         elif earlier.get("complete"):
-            return read_result(folder)
+            return True
     elif (folder / "rows.parquet").exists():
-        raise InputError(
-            f"{folder} has rows.parquet without run.json: not written by tacit. {_REMEDY}"
-        )
+        raise _damaged(folder / "rows.parquet", "there is no run.json")
     _write_json(folder / "run.json", metadata)
-    return _run_missing(experiment, config, folder, metadata, device=device, advance=advance)
-
-
-def _run_missing(
-    experiment: Experiment,
-    config: Any,
-    folder: Path,
-    metadata: dict[str, Any],
-    *,
-    device: str,
-    advance: Callable[[int, int], None],
-) -> Result:
-    """Run the units without a part in the folder, then join all parts."""
-    units = list(experiment.work(config, device))
-    order = {unit: index for index, unit in enumerate(units)}
-    parts = _read_parts(folder, metadata["config_hash"])
-    reused = sum(len(part) for part in parts.values())
-    advance(len(parts), len(units))
-    rows = run(experiment, config, finished=frozenset(parts), device=device)
-    for unit, group in groupby(rows, key=lambda row: row["unit"]):
-        parts[unit] = _write_part(folder, order[unit], unit, list(group), metadata["config_hash"])
-        advance(len(parts), len(units))
-    missing = [unit for unit in units if unit not in parts]
-    if missing:
-        raise RuntimeError(
-            f"{metadata['experiment']} yielded no rows for the units {missing}: every unit must "
-            "yield at least one row."
-        )
-    _join_parts(folder, [parts[unit] for unit in units], metadata)
-    result = read_result(folder)
-    return Result(folder, result.metadata, result.rows, reused=reused)
+    return False
 
 
 def read_metadata(folder: Path) -> dict[str, Any]:
@@ -148,21 +135,6 @@ def read_result(folder: Path) -> Result:
     return Result(folder, metadata, rows, reused=len(rows))
 
 
-@contextmanager
-def explain_missing_columns(folder: Path) -> Iterator[None]:
-    """Turn the error of a missing column into an InputError that names the folder and the remedy.
-
-    A figure is drawn inside this block. Rows lack a column if another version of tacit wrote them.
-    """
-    try:
-        yield
-    except (KeyError, AttributeError) as error:
-        raise InputError(
-            f"the rows in {folder} were written by another version of tacit and lack a column that "
-            f"the figure needs ({error}): run tacit reproduce --force to compute them again."
-        ) from error
-
-
 def finished_folders(out: Path) -> Iterator[Path]:
     """Folders of finished runs: this folder, or up to two levels below it.
 
@@ -183,48 +155,27 @@ def content_hash(rows: list[Row]) -> str:
     return _hash(json.dumps(untimed, sort_keys=True).encode())
 
 
-def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
-    """Write a file completely or not at all: `write` fills a temporary file, which is renamed."""
+def write_atomically(path: Path, write: Callable[[Path], object], *, option: str = "--out") -> None:
+    """Write a file completely or not at all: `write` fills a temporary file, which is renamed.
+
+    `option` is the command-line option that sets the folder, for the error if it is not writable.
+    """
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        path.parent.mkdir(exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         write(partial)
         partial.replace(path)
     except OSError as error:
-        raise InputError(f"{path} cannot be written ({error}). Choose another --out.") from error
+        raise InputError(
+            f"{path} cannot be written to ({error}): choose another {option}."
+        ) from error
     finally:
         if path.parent.is_dir():
             partial.unlink(missing_ok=True)
 
 
-def _damaged(path: Path, error: Exception) -> InputError:
+def _damaged(path: Path, error: Exception | str) -> InputError:
     return InputError(f"{path} is damaged or not written by tacit ({error}). {_REMEDY}")
-
-
-def _make_folder(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        probe = folder / ".probe"
-        probe.write_text("")
-        probe.unlink()
-    except OSError as error:
-        raise InputError(
-            f"{folder} cannot be written to ({error}): choose another --out."
-        ) from error
-
-
-def _delete_results(folder: Path) -> None:
-    shutil.rmtree(folder / "parts", ignore_errors=True)
-    for path in folder.iterdir():
-        if path.is_file() and path.suffix in (".json", ".parquet", ".svg", ".pdf", ".png"):
-            path.unlink()
-
-
-def _check_experiment(folder: Path, metadata: dict[str, Any], name: str) -> None:
-    if metadata["experiment"] != name:
-        raise InputError(
-            f"{folder} contains results of {metadata['experiment']!r}, not {name!r}. {_REMEDY}"
-        )
 
 
 def _set_aside(folder: Path, config_hash: str) -> None:
@@ -255,13 +206,12 @@ def _read_parts(folder: Path, config_hash: str) -> "dict[str, pa.Table]":
     return parts
 
 
-def _write_part(
-    folder: Path, index: int, unit: str, rows: list[Row], config_hash: str
-) -> "pa.Table":
+def _write_part(folder: Path, index: int, rows: list[Row], config_hash: str) -> "pa.Table":
     """Write the rows of one unit, and return them as a table."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    unit = rows[0]["unit"]
     origin = json.dumps({"unit": unit, "config_hash": config_hash})
     # pyarrow takes the columns from the first row only, and rows of one unit may differ in theirs.
     names = dict.fromkeys(name for row in rows for name in row)
@@ -282,14 +232,14 @@ def _join_parts(folder: Path, parts: "list[pa.Table]", metadata: dict[str, Any])
     table = pa.concat_tables(plain, promote_options="permissive")
     path = folder / "rows.parquet"
     write_atomically(path, lambda partial: pq.write_table(table, partial))
+    versions = {name: _version(name) for name in VERSIONS}
     complete = {
         **metadata,
         "complete": True,
         "rows": table.num_rows,
         "rows_sha256": _hash(path.read_bytes()),
         "content_hash": content_hash(table.to_pylist()),
-        "versions": {name: _version(name) for name in VERSIONS}
-        | {"python": platform.python_version()},
+        "versions": {**versions, "python": platform.python_version()},
         "platform": platform.platform(terse=True),
     }
     _write_json(folder / "run.json", complete)

@@ -7,9 +7,10 @@ from dataclasses import asdict, replace
 import pandas as pd
 import pytest
 import torch
+from support.experiments import run
 
 import tacit
-from tacit_paper import bootstrap, find_experiment, run
+from tacit_paper import bootstrap, find_experiment, title_and_caption
 from tacit_paper import least_squares as ls
 from tacit_paper.bootstrap import PAPER, QUICK, Config
 from tacit_paper.bootstrap.checks import crossover, crossovers, select
@@ -132,9 +133,11 @@ def test_the_figure_is_drawn_only_from_stored_rows(rows, tmp_path):
 
 def test_the_experiment_has_a_caption_and_plain_configurations():
     experiment = find_experiment("bootstrap")
-    assert experiment.TITLE
-    assert "residual" in experiment.CAPTION
-    assert "heavy-tailed" in experiment.CAPTION
+    title, caption = title_and_caption(experiment)
+    assert title == "Bootstrap recovery of the early-stopped regularizer"
+    assert [paragraph.split()[0] for paragraph in caption] == ["Training", "Which", "As"]
+    assert "residual" in caption[1]
+    assert "heavy-tailed" in caption[2]
     json.dumps([asdict(experiment.PAPER), asdict(experiment.QUICK)])
 
 

@@ -40,9 +40,9 @@ def test_every_experiment_is_listed():
 
 
 WRONG_CALLS = {
-    ("reproduce", "nope"): "no experiment 'nope': choose from tradeoff",
-    ("reproduce", "--preset", "huge"): "no preset 'huge': choose from quick, paper",
-    ("reproduce", "--device", "tpu"): "no device 'tpu': choose from auto",
+    ("reproduce", "nope"): "experiment is 'nope': pass one of 'tradeoff'",
+    ("reproduce", "--preset", "huge"): "preset is 'huge': pass one of 'quick', 'paper'",
+    ("reproduce", "--device", "tpu"): "device is 'tpu': pass one of 'auto'",
     ("reproduce", "tradeoff", "--out", "{file}/below"): "choose another --out",
     ("plot", "{empty}"): "run tacit reproduce first",
     ("plot", "{missing}"): "run tacit reproduce first",

@@ -8,9 +8,10 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import torch
+from support.experiments import run
 
 from tacit.fitting.error_bars import EPOCH_COVERAGE
-from tacit_paper import coverage, plots, run, training_coverage
+from tacit_paper import coverage, plots, training_coverage
 from tacit_paper.coverage import cases
 from tacit_paper.coverage.checks import (
     MINIMUM_REPLICATES,
@@ -98,17 +99,17 @@ def test_the_interval_of_a_count_is_wilsons():
 
 def test_dropout_by_enumeration_is_the_limit_of_its_draws():
     few, many = cases.dropout(16), cases.dropout(512)
-    truth = few.replicate(0).truth
-    low, high = many.replicate(1).fit.intervals(0.999)["draws"]["l2"]
-    assert low <= truth["l2"] <= high
+    low, high = many.replicate(1).intervals(0.999)["draws"]["l2"]
+    assert few.truth == many.truth
+    assert low <= few.truth["l2"] <= high
     assert high - low < 0.02
 
 
 def test_a_case_is_the_same_whenever_it_is_made():
     state = torch.random.get_rng_state()
-    first, second = (cases.regression(80, 40).replicate(7) for _ in range(2))
+    first, second = (cases.regression(80, 40) for _ in range(2))
     assert first.truth == second.truth
-    assert first.fit.strengths == second.fit.strengths
+    assert first.replicate(7).strengths == second.replicate(7).strengths
     assert torch.equal(state, torch.random.get_rng_state())
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import torch
+from support.experiments import run
 from torch import nn
 from torch.nn import functional as F
 
@@ -17,7 +18,7 @@ import tacit
 from tacit import ensembles
 from tacit.ensembles import SGD, Plan
 from tacit.ensembles.data import assign_data
-from tacit_paper import dropout, plots, run
+from tacit_paper import dropout, plots
 from tacit_paper.dropout.columns import dropout_columns, explicit_penalty
 from tacit_paper.dropout.training import (
     build_network,
@@ -64,13 +65,16 @@ def flat_gradient(loss, model):
 
 def test_the_explicit_column_is_that_of_each_member():
     ensemble, data = small_ensemble()
-    known = dropout_columns(ensemble, data)
-    (explicit,) = [r for r in known.regularizers if r.name == "explicit_dropout"]
+    (explicit,) = [
+        column
+        for r, column in dropout_columns(ensemble, data).items()
+        if r.name == "explicit_dropout"
+    ]
     for m in range(len(ensemble)):
         objective = tacit.Objective(ensemble.module(m), F.cross_entropy, data)
         regularizer = tacit.regularizers.explicit_dropout(objective)
         expected = regularizer.gradient(objective.params)["explicit_dropout"]
-        for name, column in known.columns[explicit].items():
+        for name, column in explicit.items():
             assert torch.allclose(column[m], expected[name], rtol=0, atol=1e-12)
         inputs = data[0].expand(len(ensemble), *data[0].shape)
         values = explicit_penalty(
@@ -83,8 +87,7 @@ def test_the_explicit_column_is_that_of_each_member():
 
 def test_the_weighted_ridge_has_the_second_moments_of_the_dropped_activations():
     ensemble, (X, y) = small_ensemble(members=2)
-    known = dropout_columns(ensemble, (X, y))
-    columns = {r.name: known.columns[r] for r in known.regularizers}
+    columns = {r.name: column for r, column in dropout_columns(ensemble, (X, y)).items()}
     assert set(columns) == {
         "weighted_l2", "weighted_l2[3]", "weighted_l2[6]", "explicit_dropout"
     }  # fmt: skip
@@ -141,10 +144,10 @@ def test_masks_average_to_the_effect_by_enumeration():
 def test_explicit_dropout_is_recovered_at_a_small_rate():
     ensemble, (X, y) = small_ensemble(members=2)
     data = (0.3 * X.repeat(100, 1), y.repeat(100))
-    known = dropout_columns(ensemble, data)
+    columns = dropout_columns(ensemble, data)
     result = ensembles.dropout_equations(
-        ensemble, F.cross_entropy, data, known.regularizers,
-        dropout=0.02, seeds=[0, 1], noise=0.02, columns=known.columns,
+        ensemble, F.cross_entropy, data, list(columns),
+        dropout=0.02, seeds=[0, 1], noise=0.02, columns=columns,
     )  # fmt: skip
     for equations in result.equations:
         explicit = equations.select_columns([equations.names.index("explicit_dropout")])

@@ -5,12 +5,12 @@ from dataclasses import replace
 import pandas as pd
 import pytest
 import torch
+from support.experiments import run
 from support.models import random_data
 
 from tacit import InputError, theory
 from tacit_paper import early_stopping as experiment
 from tacit_paper import least_squares as ls
-from tacit_paper import run
 
 PAPER = experiment.PAPER
 STEPS = (1, 10, 100, 500, 1000)
@@ -107,14 +107,14 @@ def test_directions_without_data_have_the_limit_one_over_time():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda X: theory.early_stopping(X, 0.0, 5), "above zero"),
-        (lambda X: theory.early_stopping(X, 0.01, 0), "above zero"),
-        (lambda X: theory.early_stopping(X, float("nan"), 5), "above zero"),
+        (lambda X: theory.early_stopping(X, 0.0, 5), "above 0"),
+        (lambda X: theory.early_stopping(X, 0.01, 0), "above 0"),
+        (lambda X: theory.early_stopping(X, float("nan"), 5), "above 0"),
         (lambda X: theory.early_stopping(X, 10.0, 5), "largest eigenvalue"),
         (lambda X: theory.early_stopping(X[:, 0], 0.01, 5), "shape"),
         (lambda X: theory.early_stopping(X[:0], 0.01, 5), "shape"),
         (lambda X: theory.early_stopping(X * float("inf"), 0.01, 5), "finite"),
-        (lambda X: theory.early_stopping_flow(X, -1.0), "above zero"),
+        (lambda X: theory.early_stopping_flow(X, -1.0), "above 0"),
         (lambda X: theory.early_stopping_flow(X[0], 1.0), "shape"),
     ],
 )

@@ -8,12 +8,13 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from support.experiments import run
 from torch import nn
 from torch.nn import functional as F
 
 import tacit
 from tacit import ensembles
-from tacit_paper import elastic_net, plots, run
+from tacit_paper import elastic_net, plots
 from tacit_paper.elastic_net.checks import (
     EFFECTIVE_CELLS,
     UNIDENTIFIED_KINDS,
@@ -228,10 +229,8 @@ def test_newly_trained_networks_are_the_stored_ones(stored_rows):
     """Two of the 360 trained again: in a smaller ensemble rounding may differ slightly."""
     members = [Member(1.0, 1.0, 6), Member(1.0, 1.0, 5)]
     sweep = Sweep(elastic_net.PAPER, members, "cpu")
-    regularizers = [tacit.smooth_l1(1e-3), tacit.l2()]
-    run = sweep.train(regularizers)
+    _, fits = sweep.fits(sweep.train())
     stored = select_estimate(stored_rows, "drift").set_index(["l1", "l2", "seed"])
-    fits = ensembles.fits(ensembles.epoch_equations(run, F.mse_loss, sweep.data, regularizers))
     for member, fit in zip(members, fits, strict=True):
         row = stored.loc[(member.l1, member.l2, member.seed)]
         assert fit.strengths["l2"] == pytest.approx(row.l2_hat, rel=0.01)

@@ -9,13 +9,14 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from support.experiments import run
 from support.models import loss_of, params_of, random_data, tanh_mlp
 from torch.func import grad, jacrev
 from torch.nn import functional as F
 
 import tacit
 from tacit import reference
-from tacit_paper import data, find_experiment, plots, run, step_size, store
+from tacit_paper import data, find_experiment, plots, step_size, store, title_and_caption
 from tacit_paper.step_size.checks import select_least_squares, select_networks, select_trained
 from tacit_paper.step_size.estimates import estimate_from_steps
 from tacit_paper.step_size.figure import describe_missing
@@ -47,13 +48,6 @@ def class_data(seed=0, count=40):
     """Inputs, and labels that depend on them."""
     X, Y = random_data(seed, count, inputs=3, outputs=3)
     return X, Y.argmax(1)
-
-
-def split_of(config):
-    return load_data(
-        config.data, config.normalisation,
-        train=config.train, validation=config.validation, test=config.test,
-    )  # fmt: skip
 
 
 def flat_loss(model, loss, examples):
@@ -157,7 +151,7 @@ def train_one_network(config, split, width, eta):
 
 
 def test_each_network_is_the_one_that_a_plain_loop_trains():
-    split = split_of(TINY)
+    split = load_data(TINY, "cpu")
     networks = train_networks(TINY, split, 16)
     for m in (1, 2):
         checkpoint, epoch, validation = train_one_network(TINY, split, 16, TINY.etas[m])
@@ -242,7 +236,7 @@ def test_mnist_is_split_as_published(monkeypatch):
 
     fake = data.Mnist(random_images(50), torch.arange(50), random_images(30), torch.arange(30))
     monkeypatch.setattr(data, "mnist", lambda: fake)
-    split = split_of(replace(step_size.PAPER, train=20, validation=5, test=10))
+    split = load_data(replace(step_size.PAPER, train=20, validation=5, test=10), "cpu")
     order = torch.randperm(50, generator=torch.Generator().manual_seed(0))
     assert torch.equal(split.train[1], order[:20])
     assert torch.equal(split.validation[1], order[20:25])
@@ -263,4 +257,4 @@ def test_the_paper_preset_is_the_papers():
     assert [n for n, _ in model.named_parameters() if "bias" in n] == ["10.bias"]
     experiment = find_experiment("step-size")
     json.dumps([asdict(experiment.PAPER), asdict(experiment.QUICK)])
-    assert "least squares" in experiment.CAPTION
+    assert "least squares" in title_and_caption(experiment)[1][0]

@@ -8,9 +8,9 @@ from functools import partial
 from types import SimpleNamespace
 
 import pytest
+from support.experiments import run as run_units
 
 import tacit
-from tacit_paper import run as run_units
 from tacit_paper import store
 
 
@@ -37,7 +37,7 @@ def toy_experiment(config=None, *, fail_at=None, calls=None):
 
     return SimpleNamespace(
         Config=Config, QUICK=config or Config(), PAPER=Config(6), work=work,
-        TITLE="Toy", CAPTION="", plot=None, check=lambda rows: [],
+        __doc__="Toy", plot=None, check=lambda rows: [],
     )  # fmt: skip
 
 
@@ -186,7 +186,7 @@ def test_a_folder_that_cannot_be_written_is_reported(tmp_path):
 def test_a_unit_without_rows_is_an_error(tmp_path):
     broken = toy_experiment()
     broken.work = lambda config, device: {"piece 0": lambda: iter(())}
-    with pytest.raises(RuntimeError, match="no rows for the units"):
+    with pytest.raises(RuntimeError, match="no rows for the unit"):
         run(tmp_path, broken)
     shutil.rmtree(tmp_path)
 

@@ -1,18 +1,5 @@
-"""The penalty Λ(t) of early stopping, estimated from resamples of one data set."""
+"""Bootstrap recovery of the early-stopped regularizer
 
-from functools import partial
-
-from tacit_paper import Work, on_one_thread
-from tacit_paper.bootstrap.checks import check
-from tacit_paper.bootstrap.config import PAPER, QUICK, Config, Kind
-from tacit_paper.bootstrap.estimates import draw_rows, noise_rows, pool_rows, theory_rows
-from tacit_paper.bootstrap.figure import plot
-
-__all__ = ["CAPTION", "PAPER", "QUICK", "TITLE", "Config", "check", "plot", "work"]
-
-TITLE = "Bootstrap recovery of the early-stopped regularizer"
-
-CAPTION = """
 Training is repeated on m − 1 resamples of one data set. The equations of all m endpoints are
 stacked to estimate the symmetric penalty Λ(500) of early stopping. (A) Theory. (B) The minimum-norm
 solution from the single endpoint on the data set itself: 10 equations, 55 unknowns. (C, D) The
@@ -34,7 +21,18 @@ the equations barely determine Λ and the error is heavy-tailed: single pools li
 the rest and dominate the published mean (dotted). (F) Further draws of the data are added, with the
 crossover of each (ticks). Over the forty draws of the paper preset the crossovers lie between
 σ ≈ 4 and σ ≈ 15, most of them above the published one near 6.
-""".strip()
+"""
+
+from functools import partial
+from itertools import product
+
+from tacit_paper import Work, on_one_thread
+from tacit_paper.bootstrap.checks import check
+from tacit_paper.bootstrap.config import KINDS, PAPER, QUICK, Config
+from tacit_paper.bootstrap.estimates import draw_rows, noise_rows, pool_rows, theory_rows
+from tacit_paper.bootstrap.figure import plot
+
+__all__ = ["PAPER", "QUICK", "Config", "check", "plot", "work"]
 
 
 def work(config: Config, device: str) -> Work:
@@ -43,15 +41,10 @@ def work(config: Config, device: str) -> Work:
     `device` is ignored: for matrices of 1000×10 no device is faster than the CPU, where everything
     is computed in float64.
     """
-    kinds: tuple[Kind, ...] = ("pairs", "residual")
-    pools = {
-        f"{kind} pool {pool}": partial(pool_rows, kind=kind, pool=pool)
-        for kind in kinds
-        for pool in range(config.pools)
-    }
+    pools = product(KINDS, range(config.pools))
     units = {
         "theory": theory_rows,
-        **pools,
+        **{f"{kind} pool {k}": partial(pool_rows, kind=kind, pool=k) for kind, k in pools},
         **{f"sigma {sigma:g}": partial(noise_rows, sigma=sigma) for sigma in config.sigmas},
         **{f"draw {draw}": partial(draw_rows, draw=draw) for draw in range(1, config.draws + 1)},
     }

@@ -1,26 +1,22 @@
 """Key numbers of the bootstrap figure, computed only from its rows."""
 
 import math
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
 
 import numpy as np
 
-from tacit_paper import Check
+from tacit_paper import Check, Table
 from tacit_paper.checking import at_most, within
 
-if TYPE_CHECKING:
-    from pandas import DataFrame, Series
 
-
-def check(rows: "DataFrame") -> list[Check]:
+def check(rows: Table) -> list[Check]:
     """Key numbers beside their expected values."""
     pairs, residual = select(rows, "E", "pairs"), select(rows, "E", "residual")
-    pairs_by_noise, residual_by_noise = select(rows, "F", "pairs"), select(rows, "F", "residual")
+    pairs_by_noise = select(rows, "F", "pairs")
     medians = pairs.groupby("m").relative.median()
     at_ten = pairs_by_noise.relative[pairs_by_noise.sigma == 10].mean()
     exact = residual.relative[residual.m >= 11].max()
-    exact_by_noise = residual_by_noise.relative.max()
+    exact_by_noise = select(rows, "F", "residual").relative.max()
     paper_crossover, further = crossovers(rows)
     norm = float(pairs.baseline.iloc[0])
     return [
@@ -35,34 +31,33 @@ def check(rows: "DataFrame") -> list[Check]:
     ]
 
 
-def select(rows: "DataFrame", panel: str, series: str) -> "DataFrame":
+def select(rows: Table, panel: str, series: str) -> Table:
     """The rows of one curve of one panel."""
     return rows.loc[(rows.panel == panel) & (rows.series == series)]
 
 
-def crossovers(rows: "DataFrame") -> tuple[float, "Series"]:
+def crossovers(rows: Table) -> tuple[float, Table]:
     """The σ above which the pairs bootstrap is better than Λ̂ = 0, from means over pools.
 
     Returns the one on the paper's draw, and those on the further draws.
     """
     paper = select(rows, "F", "pairs").groupby("sigma").relative.mean()
     further = further_draws(rows)
-    sigmas = list(further.columns)
-    further_crossovers: Any = further.apply(lambda errors: crossover(sigmas, errors), axis=1)
-    return crossover(list(paper.index), list(paper)), further_crossovers
+    further_crossovers = further.apply(lambda errors: crossover(further.columns, errors), axis=1)
+    return crossover(paper.index, paper), further_crossovers
 
 
-def further_draws(rows: "DataFrame") -> "DataFrame":
+def further_draws(rows: Table) -> Table:
     """Relative errors, averaged over pools: one line per further draw, one column per σ."""
     return select(rows, "F", "draw").groupby(["draw", "sigma"]).relative.mean().unstack()
 
 
-def crossover(sigmas: Sequence[float], errors: Sequence[float]) -> float:
+def crossover(sigmas: Iterable[float], errors: Iterable[float]) -> float:
     """The last σ at which relative errors fall through 1; NaN if there is none.
 
     It is interpolated between the neighbouring values of σ, linearly in log σ and log error.
     """
-    x, y = np.log(np.asarray(sigmas)), np.log(np.asarray(errors))
+    x, y = np.log([*sigmas]), np.log([*errors])
     above = np.nonzero(y > 0)[0]
     if not len(above) or above[-1] == len(y) - 1:
         return math.nan

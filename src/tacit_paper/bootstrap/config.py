@@ -7,6 +7,7 @@ from tacit_paper import least_squares as ls
 
 Kind = Literal["pairs", "residual"]
 """Whether a resample draws examples (x, y), or residuals that it adds to fitted values."""
+KINDS: tuple[Kind, ...] = ("pairs", "residual")
 
 
 @dataclass(frozen=True)

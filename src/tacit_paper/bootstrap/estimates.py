@@ -1,6 +1,7 @@
 """Rows of the bootstrap figure: estimates of Λ(t) from stacked endpoints, and their distances."""
 
 from collections.abc import Iterator
+from itertools import product
 
 import torch
 from torch import Tensor
@@ -13,7 +14,7 @@ from tacit.regularizers.quadratic import quadratic_matrix
 from tacit.theory import early_stopping
 from tacit_paper import Row
 from tacit_paper import least_squares as ls
-from tacit_paper.bootstrap.config import Config, Kind
+from tacit_paper.bootstrap.config import KINDS, Config, Kind
 from tacit_paper.bootstrap.training import resample, train
 
 
@@ -36,65 +37,40 @@ def pool_rows(config: Config, *, kind: Kind, pool: int) -> Iterator[Row]:
     theory = early_stopping(X, config.step, config.stop)
     for m in config.endpoints:
         pooled = fit(stack(equations[:m]))
-        yield {
-            "panel": "E",
-            "series": kind,
-            "pool": pool,
-            "sigma": config.noise,
-            "m": m,
-            **_distances(pooled.matrix(), theory),
-            "rank": pooled.rank,
-            "explained": pooled.explained,
-        }
+        labels = {"panel": "E", "series": kind, "pool": pool, "sigma": config.noise, "m": m}
+        distances = _distances(pooled.matrix(), theory)
+        yield {**labels, **distances, "rank": pooled.rank, "explained": pooled.explained}
         if kind == "pairs" and pool == 0 and m in config.shown:
             yield from _matrix_rows("BCD"[config.shown.index(m)], pooled.matrix(), m=m)
 
 
 def noise_rows(config: Config, *, sigma: float) -> Iterator[Row]:
     """Panel F: whole pools at another noise, by both bootstraps."""
-    X, Y = _draw_observations(config, config.seed, (sigma,))
-    theory = early_stopping(X, config.step, config.stop)
-    for pool in range(config.pools):
-        for kind in ("pairs", "residual"):
-            endpoints = train(resample(X, Y, config, kind=kind, pool=pool), config)
-            estimate = estimate_penalty(endpoints.thetas[..., 0], endpoints.gradients[..., 0])
-            yield {
-                "panel": "F",
-                "series": kind,
-                "pool": pool,
-                "sigma": sigma,
-                "m": config.size,
-                **_distances(estimate, theory),
-            }
+    for pool, kind in product(range(config.pools), KINDS):
+        yield from _noise_rows(config, config.seed, (sigma,), kind, pool, {"series": kind})
 
 
 def draw_rows(config: Config, *, draw: int) -> Iterator[Row]:
     """Panel F: the pairs bootstrap on another draw of inputs, coefficients and noise."""
-    X, Y = _draw_observations(config, config.seed + draw, config.sigmas)
-    theory = early_stopping(X, config.step, config.stop)
+    labels = {"series": "draw", "draw": draw}
     for pool in range(config.draw_pools):
-        endpoints = train(resample(X, Y, config, kind="pairs", pool=pool), config)
-        for k, sigma in enumerate(config.sigmas):
-            estimate = estimate_penalty(endpoints.thetas[..., k], endpoints.gradients[..., k])
-            yield {
-                "panel": "F",
-                "series": "draw",
-                "draw": draw,
-                "pool": pool,
-                "sigma": sigma,
-                "m": config.size,
-                **_distances(estimate, theory),
-            }
+        yield from _noise_rows(config, config.seed + draw, config.sigmas, "pairs", pool, labels)
 
 
-def _draw_observations(
-    config: Config, seed: int, sigmas: tuple[float, ...]
-) -> tuple[Tensor, Tensor]:
-    """Inputs, and one column of observations per σ: the same noise, scaled."""
+def _noise_rows(
+    config: Config, seed: int, sigmas: tuple[float, ...], kind: Kind, pool: int, labels: Row
+) -> Iterator[Row]:
+    """One row per σ: a whole pool on the same inputs, coefficients and noise, which σ scales."""
     X, coefficients, _ = ls.draw(seed)
     generator = torch.Generator().manual_seed(seed + config.noise_offset)
     noise = torch.randn(len(X), generator=generator).double()
-    return X, (X @ coefficients)[:, None] + noise[:, None] * torch.tensor(sigmas, dtype=X.dtype)
+    Y = (X @ coefficients)[:, None] + noise[:, None] * torch.tensor(sigmas, dtype=X.dtype)
+    theory = early_stopping(X, config.step, config.stop)
+    endpoints = train(resample(X, Y, config, kind=kind, pool=pool), config)
+    for k, sigma in enumerate(sigmas):
+        estimate = estimate_penalty(endpoints.thetas[..., k], endpoints.gradients[..., k])
+        distances = _distances(estimate, theory)
+        yield {"panel": "F", **labels, "pool": pool, "sigma": sigma, "m": config.size, **distances}
 
 
 def estimate_penalty(thetas: Tensor, gradients: Tensor) -> Tensor:
@@ -111,18 +87,14 @@ def estimate_penalty(thetas: Tensor, gradients: Tensor) -> Tensor:
     design[:, i, column] += thetas[:, j]
     design[:, j, column] += thetas[:, i]
     design *= torch.where(i == j, 1.0, 2.0).to(thetas).sqrt()
-    rows = torch.cat([design.flatten(0, 1), -gradients.reshape(-1, 1)], dim=1)
-    factor = triangular_factor(rows)
+    factor = triangular_factor(torch.cat([design.flatten(0, 1), -gradients.reshape(-1, 1)], dim=1))
     strengths = System(factor[:, :-1]).solve(factor[:, -1:])[:, 0]
     return quadratic_matrix(strengths, "symmetric")
 
 
 def _distances(estimate: Tensor, theory: Tensor) -> Row:
-    return {
-        "value": float((estimate - theory).norm()),
-        "baseline": float(theory.norm()),
-        "relative": ls.relative_error(estimate, theory),
-    }
+    value, baseline = float((estimate - theory).norm()), float(theory.norm())
+    return {"value": value, "baseline": baseline, "relative": ls.relative_error(estimate, theory)}
 
 
 def _matrix_rows(panel: str, matrix: Tensor, **labels: int) -> Iterator[Row]:

@@ -1,22 +1,18 @@
 """Drawing of the bootstrap figure, panels A to F, only from its rows."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from tacit_paper import plots
+from tacit_paper import Table, plots
 from tacit_paper.bootstrap.checks import crossovers, further_draws, select
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-    from pandas import DataFrame
-
+COLOURS = {"pairs": plots.BLUE, "residual": plots.ORANGE}
 STANDARD_ERRORS = 1.96
 """Half-width of a 95 % interval for the mean, in standard errors."""
 
 
-def plot(rows: "DataFrame") -> "Figure":
+def plot(rows: Table) -> "plots.Figure":
     """Matrices in the upper row, distances to theory in the lower row."""
     with plots.style():
         figure: Any = plots.new_figure(11, 7)
@@ -28,20 +24,19 @@ def plot(rows: "DataFrame") -> "Figure":
     return figure
 
 
-def _draw_matrices(figure: Any, rows: "DataFrame") -> None:
+def _draw_matrices(figure: Any, rows: Table) -> None:
     """Panels A to D on one colour scale."""
     entries = {panel: select(rows, panel, "entry") for panel in "ABCD"}
-    titles = {
-        "A": f"A   Theory Λ({entries['A'].t.iloc[0]:.0f})",
-        "B": "B   One endpoint, min. norm",
-        "C": f"C   Pairs bootstrap, m = {entries['C'].m.iloc[0]:.0f}",
-        "D": f"D   Pairs bootstrap, m = {entries['D'].m.iloc[0]:.0f}",
-    }
+    titles = (
+        f"A   Theory Λ({entries['A'].t.iloc[0]:.0f})",
+        "B   One endpoint, min. norm",
+        f"C   Pairs bootstrap, m = {entries['C'].m.iloc[0]:.0f}",
+        f"D   Pairs bootstrap, m = {entries['D'].m.iloc[0]:.0f}",
+    )
     limit = max(float(matrix.value.abs().max()) for matrix in entries.values())
-    axes = figure.subplots(1, 4)
-    image = None
-    for axis, (panel, title) in zip(axes, titles.items(), strict=True):
-        matrix = entries[panel].pivot(index="i", columns="j", values="value").to_numpy()
+    axes, image = figure.subplots(1, 4), None
+    for axis, panel, title in zip(axes, entries.values(), titles, strict=True):
+        matrix = panel.pivot(index="i", columns="j", values="value").to_numpy()
         image = axis.imshow(matrix, cmap="RdBu_r", vmin=-limit, vmax=limit)
         axis.set_title(title)
         axis.set_xticks([0, len(matrix) - 1], ["1", str(len(matrix))])
@@ -51,31 +46,26 @@ def _draw_matrices(figure: Any, rows: "DataFrame") -> None:
     figure.colorbar(image, ax=list(axes), label="entry of Λ", shrink=0.85, pad=0.01)
 
 
-def _broken_axes(figure: Any) -> "tuple[Axes, Axes]":
+def _broken_axes(figure: Any) -> tuple[Any, Any]:
     """Two axes, one above the other: for distances near 1 and for distances near rounding."""
     large, tiny = figure.subplots(2, 1, sharex=True, height_ratios=[3.4, 1])
-    for axis in (large, tiny):
-        axis.set_yscale("log")
     large.spines["bottom"].set_visible(False)
     large.tick_params(axis="x", which="both", length=0)
-    break_mark = {
-        "marker": [(-1, -0.6), (1, 0.6)], "markersize": 8, "linestyle": "none", "color": "black",
-        "mec": "black", "mew": 1, "clip_on": False,
-    }  # fmt: skip
-    large.plot([0], [0], transform=large.transAxes, **break_mark)
-    tiny.plot([0], [1], transform=tiny.transAxes, **break_mark)
-    tiny.set_ylim(1e-15, 1e-8)
-    tiny.set_yticks([1e-14, 1e-9])
+    slash = {"marker": [(-1, -0.6), (1, 0.6)], "ms": 8, "mew": 1, "color": "black"}
+    large.plot([0], [0], transform=large.transAxes, ls="none", clip_on=False, **slash)
+    tiny.plot([0], [1], transform=tiny.transAxes, ls="none", clip_on=False, **slash)
+    large.set_yscale("log")
+    tiny.set(yscale="log", ylim=(1e-15, 1e-8), yticks=[1e-14, 1e-9])
     tiny.axhline(1e-9, color=plots.GREY, linewidth=0.8, linestyle=":")
     figure.supylabel("distance to theory  ‖Λ̂ − Λ‖ / ‖Λ‖", fontsize=9)
     return large, tiny
 
 
-def _draw_by_endpoints(axes: "tuple[Axes, Axes]", rows: "DataFrame") -> None:
+def _draw_by_endpoints(axes: tuple[Any, Any], rows: Table) -> None:
     """Panel E: medians and ranges over pools, because single pools dominate the mean near m = p."""
     large, tiny = axes
     pairs = select(rows, "E", "pairs")
-    for series, colour in (("pairs", plots.BLUE), ("residual", plots.ORANGE)):
+    for series, colour in COLOURS.items():
         pools = select(rows, "E", series).groupby("m").relative
         median = pools.median()
         for axis in axes:
@@ -91,9 +81,9 @@ def _draw_by_endpoints(axes: "tuple[Axes, Axes]", rows: "DataFrame") -> None:
                     color=colour, fontweight="bold",
                 )  # fmt: skip
     _draw_baseline(large, rows)
-    large.set_ylim(0.2, 60)
     large.set_yticks([0.3, 1, 3, 10, 30], ["0.3", "1", "3", "10", "30"])
-    large.set_title(f"E   Against the number of endpoints, σ = {pairs.sigma.iloc[0]:g}")
+    sigma = pairs.sigma.iloc[0]
+    large.set(ylim=(0.2, 60), title=f"E   Against the number of endpoints, σ = {sigma:g}")
     large.annotate(
         "m ≈ p: heavy tails", (10, float(pairs.relative.max())), (8, -3),
         textcoords="offset points", fontsize=8, color=plots.BLUE,
@@ -106,14 +96,14 @@ def _draw_by_endpoints(axes: "tuple[Axes, Axes]", rows: "DataFrame") -> None:
     )  # fmt: skip
 
 
-def _draw_by_noise(axes: "tuple[Axes, Axes]", rows: "DataFrame") -> None:
+def _draw_by_noise(axes: tuple[Any, Any], rows: Table) -> None:
     """Panel F: means and 95 % intervals over pools, and every further draw as a thin line."""
     large, tiny = axes
     draws = further_draws(rows)
     for k, (_, errors) in enumerate(draws.iterrows()):
         label = f"pairs, {len(draws)} other draws" if not k else None
         large.plot(draws.columns, errors, color=plots.GREY, alpha=0.35, lw=0.7, label=label)
-    for series, colour in (("pairs", plots.BLUE), ("residual", plots.ORANGE)):
+    for series, colour in COLOURS.items():
         pools = select(rows, "F", series).groupby("sigma").relative
         mean, half_width = pools.mean(), STANDARD_ERRORS * pools.sem()
         for axis in axes:
@@ -122,34 +112,31 @@ def _draw_by_noise(axes: "tuple[Axes, Axes]", rows: "DataFrame") -> None:
             axis.fill_between(mean.index, low, mean + half_width, color=colour, alpha=0.2, lw=0)
     _draw_baseline(large, rows)
     _draw_crossovers(large, rows)
-    large.set_xscale("log")
-    large.set_ylim(0.2, 100)
-    large.set_yticks([0.3, 1, 3, 10, 30, 100], ["0.3", "1", "3", "10", "30", "100"])
-    ticks = [0.5, 1, 2, 4, 6, 10, 20]
-    tiny.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
-    tiny.set_xticks([], minor=True)
     size = select(rows, "F", "pairs").m.iloc[0]
-    large.set_title(f"F   Against the noise of the data, m = {size:.0f}")
+    title = f"F   Against the noise of the data, m = {size:.0f}"
+    large.set(xscale="log", ylim=(0.2, 100), title=title)
+    large.set_yticks([0.3, 1, 3, 10, 30, 100], ["0.3", "1", "3", "10", "30", "100"])
+    tiny.set_xticks([0.5, 1, 2, 4, 6, 10, 20], ["0.5", "1", "2", "4", "6", "10", "20"])
+    tiny.set_xticks([], minor=True)
     large.legend(loc="upper right", title="band: 95 % interval over pools", title_fontsize=8)
     tiny.set_xlabel("standard deviation σ of the noise")
 
 
-def _draw_crossovers(axis: "Axes", rows: "DataFrame") -> None:
+def _draw_crossovers(axis: Any, rows: Table) -> None:
     """Mark the σ from which each draw is better than Λ̂ = 0: the paper's by a diamond."""
     paper, further = crossovers(rows)
     axis.plot(further, np.ones(len(further)), "|", color="black", ms=9, mew=0.8)
     axis.plot([paper], [1], "D", color=plots.BLUE, ms=6, mec="white", zorder=5)
     text = f"better than Λ̂ = 0 from σ ≈ {paper:.1f}"
-    finite = further.dropna()
-    if len(finite):
-        low, high = finite.min(), finite.max()
-        text += f"\nother draws: {low:.1f} to {high:.1f}, median {finite.median():.1f}"
+    if further.notna().any():
+        low, median, high = further.quantile([0, 0.5, 1])
+        text += f"\nother draws: {low:.1f} to {high:.1f}, median {median:.1f}"
     axis.annotate(
         text, (paper, 1), (0.04, 0.1), textcoords="axes fraction", fontsize=8,
         arrowprops={"arrowstyle": "-", "color": plots.BLUE, "lw": 0.8},
     )  # fmt: skip
 
 
-def _draw_baseline(axis: "Axes", rows: "DataFrame") -> None:
+def _draw_baseline(axis: Any, rows: Table) -> None:
     norm = float(rows.baseline.dropna().iloc[0])
     axis.axhline(1, color="black", linestyle="--", linewidth=1, label=f"Λ̂ = 0  (‖Λ‖ = {norm:.4f})")

@@ -1,20 +1,5 @@
-"""Coverage: how often nominal 95 % intervals contain the true value."""
+"""Do the error bars have the promised coverage?
 
-from collections.abc import Callable
-from functools import partial
-
-from tacit_paper import Work
-from tacit_paper.coverage import cases
-from tacit_paper.coverage.checks import check
-from tacit_paper.coverage.config import PAPER, QUICK, Config
-from tacit_paper.coverage.estimates import replicate_rows
-from tacit_paper.coverage.figure import plot
-
-__all__ = ["CAPTION", "PAPER", "QUICK", "TITLE", "Config", "check", "plot", "work"]
-
-TITLE = "Do the error bars have the promised coverage?"
-
-CAPTION = """
 Nominal 95 % intervals compared with true values that are known. Dots show how often an interval
 contained the true value, with the 95 % interval of such a count. Crosses show the same for ordinary
 least-squares errors, which treat the equation of every parameter as an independent observation.
@@ -27,7 +12,19 @@ column to first order. That is accurate while ∇L is larger than its noise (ear
 when ∇L is mostly noise (late).
 
 Not in the paper. Error bars of training have a separate figure.
-""".strip()
+"""
+
+from collections.abc import Callable
+from functools import partial
+
+from tacit_paper import Work
+from tacit_paper.coverage import cases
+from tacit_paper.coverage.checks import check
+from tacit_paper.coverage.config import PAPER, QUICK, Config
+from tacit_paper.coverage.estimates import replicate_rows
+from tacit_paper.coverage.figure import plot
+
+__all__ = ["PAPER", "QUICK", "Config", "check", "plot", "work"]
 
 
 def work(config: Config, device: str) -> Work:

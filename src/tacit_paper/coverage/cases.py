@@ -1,7 +1,7 @@
 """Cases whose true strengths are known, for measuring how often an interval contains them."""
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -9,22 +9,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tacit.equations.difference import difference_equations
-from tacit.equations.endpoint import endpoint_equations
-from tacit.equations.trajectory import Trajectory, trajectory_equations
-from tacit.fitting.fits import Fit, fit
-from tacit.objective.objective import Objective
-from tacit.objective.params import Params
-from tacit.objective.randomness import Noise
-from tacit.regularizers import Regularizer, gradient_norm, l1, l2, smooth_l1
-from tacit.uncertainty.scores import score_examples
+from tacit import Fit, Objective, Regularizer, fit, record, score_examples
+from tacit.equations import difference_equations, endpoint_equations, trajectory_equations
+from tacit.objective import Noise
+from tacit.objective.losses import Loss
+from tacit.regularizers import gradient_norm, l1, l2, smooth_l1
 
-
-class Replicate(NamedTuple):
-    """A fit with its error bars, and the true strengths by name."""
-
-    fit: Fit
-    truth: dict[str, float]
+Examples = tuple[Tensor, Tensor]
+Candidate = Callable[[Objective], Regularizer]
+"""Makes a regularizer, which may depend on the examples of the objective."""
 
 
 class Case(NamedTuple):
@@ -33,8 +26,10 @@ class Case(NamedTuple):
     source: str
     """The kind of error bars that the source of randomness belongs to."""
     label: str
-    replicate: Callable[[int], Replicate]
-    """Makes the replicate of a seed."""
+    truth: Mapping[str, float]
+    """The true strengths by name."""
+    replicate: Callable[[int], Fit]
+    """Makes the replicate of a seed: a fit with its error bars."""
 
 
 class TinyTransformer(nn.Module):
@@ -54,12 +49,7 @@ class TinyTransformer(nn.Module):
 
 def regression(examples: int, part: int) -> Case:
     """Random parts of a training set, for a small regression network."""
-
-    def candidates(_: Objective) -> list[Regularizer]:
-        return [l2(), smooth_l1(0.1)]
-
-    model, data = _build(41, lambda: _tanh_network(10, 30, 1)), _regression_data(examples)
-    return _sampling_case("regression, 361 weights", model, F.mse_loss, data, candidates, part)
+    return _regression_case("regression, 361 weights", examples, part, lambda _: smooth_l1(0.1))
 
 
 def moving_design(examples: int, part: int, *, late: bool) -> Case:
@@ -67,22 +57,20 @@ def moving_design(examples: int, part: int, *, late: bool) -> Case:
 
     Late in training ∇L on a part of the data is mostly noise, and so is the column 2H∇L.
     """
-
-    def candidates(objective: Objective) -> list[Regularizer]:
-        return [l2(), gradient_norm(objective)]
-
-    model, data = _build(41, lambda: _tanh_network(10, 30, 1)), _regression_data(examples)
     label = f"moving design, {'late' if late else 'early'} in training"
-    steps = 100 if late else 20
-    return _sampling_case(label, model, F.mse_loss, data, candidates, part, steps=steps)
+    return _regression_case(label, examples, part, gradient_norm, steps=100 if late else 20)
 
 
-def _regression_data(examples: int) -> tuple[Tensor, Tensor]:
-    """Inputs, and targets y = x₁x₂ + Σxᵢ + noise."""
+def _regression_case(
+    label: str, examples: int, part: int, second: Candidate, steps: int = 100
+) -> Case:
+    """Targets y = x₁x₂ + Σxᵢ + noise."""
     generator = torch.Generator().manual_seed(31)
     X = torch.randn(examples, 10, generator=generator).double()
     y = X[:, :1] * X[:, 1:2] + X.sum(1, keepdim=True)
-    return X, y + torch.randn(examples, 1, generator=generator)
+    data = (X, y + torch.randn(examples, 1, generator=generator))
+    model = _train(_build(41, lambda: _tanh_network(10, 30, 1)), F.mse_loss, data, steps)
+    return _sampling_case(label, model, F.mse_loss, data, part, second)
 
 
 def digits(examples: int, part: int) -> Case:
@@ -92,27 +80,19 @@ def digits(examples: int, part: int) -> Case:
     images, labels = load_digits(return_X_y=True)
     chosen = torch.randperm(len(images), generator=torch.Generator().manual_seed(38))[:examples]
     data = torch.from_numpy(images)[chosen] / 16, torch.from_numpy(labels)[chosen]
-    model = _build(42, lambda: _tanh_network(64, 100, 10))
-
-    def candidates(_: Objective) -> list[Regularizer]:
-        return [l2(), smooth_l1(1e-2)]
-
-    return _sampling_case("digits, 7,510 weights", model, F.cross_entropy, data, candidates, part)
+    model = _train(_build(42, lambda: _tanh_network(64, 100, 10)), F.cross_entropy, data)
+    label = "digits, 7,510 weights"
+    return _sampling_case(label, model, F.cross_entropy, data, part, lambda _: smooth_l1(1e-2))
 
 
 def transformer(examples: int, part: int) -> Case:
     """Random parts of a set of sequences, for a network with attention."""
     generator = torch.Generator().manual_seed(39)
     tokens = torch.randint(16, (examples, 8), generator=generator)
-    labels = (tokens[:, 0] + tokens.max(1).values) % 4
-    model = _build(43, lambda: TinyTransformer(16, 32, 4).double())
-
-    def candidates(_: Objective) -> list[Regularizer]:
-        return [l2(), l1()]
-
-    weights = sum(p.numel() for p in model.parameters())
-    label = f"transformer, {weights:,} weights"
-    return _sampling_case(label, model, F.cross_entropy, (tokens, labels), candidates, part)
+    data = (tokens, (tokens[:, 0] + tokens.max(1).values) % 4)
+    model = _train(_build(43, lambda: TinyTransformer(16, 32, 4).double()), F.cross_entropy, data)
+    label = f"transformer, {sum(p.numel() for p in model.parameters()):,} weights"
+    return _sampling_case(label, model, F.cross_entropy, data, part, lambda _: l1())
 
 
 def _build(seed: int, make_model: Callable[[], nn.Module]) -> nn.Module:
@@ -127,53 +107,43 @@ def _tanh_network(inputs: int, width: int, outputs: int, *after_tanh: nn.Module)
     return nn.Sequential(hidden, nn.Tanh(), *after_tanh, out).double()
 
 
-def _sampling_case(
-    label: str,
-    model: nn.Module,
-    loss: Callable[[Any, Any], Tensor],
-    data: tuple[Tensor, Tensor],
-    candidates: Callable[[Objective], list[Regularizer]],
-    part: int,
-    steps: int = 100,
-) -> Case:
-    """Random parts of the data at fixed weights; the truth is the strength on all data."""
-    _train(model, loss, data, steps)
-    objective_on_all = Objective(model, loss, data)
-    truth = fit(endpoint_equations(objective_on_all, candidates(objective_on_all))).strengths
-
-    def replicate(seed: int) -> Replicate:
-        generator = torch.Generator().manual_seed(seed)
-        rows = torch.randperm(len(data[1]), generator=generator)[:part]
-        objective = Objective(model, loss, (data[0][rows], data[1][rows]))
-        regularizers = candidates(objective)
-        part_fit = fit(endpoint_equations(objective, regularizers))
-        scores = score_examples(part_fit, population=len(data[1]))
-        return Replicate(part_fit.with_error_bars(scores.error_bars()), dict(truth))
-
-    return Case("sampling", label, replicate)
-
-
-def _train(
-    model: nn.Module,
-    loss: Callable[[Any, Any], Tensor],
-    data: tuple[Tensor, ...],
-    steps: int = 100,
-) -> None:
-    """Some full-batch steps of Adam, with weight decay added to the gradient."""
+def _train(model: nn.Module, loss: Loss, data: Examples, steps: int = 100) -> nn.Module:
+    """The model after full-batch steps of Adam, with weight decay added to the gradient."""
     optimizer = torch.optim.Adam(model.parameters(), lr=5e-3, weight_decay=2e-3)
     for _ in range(steps):
         optimizer.zero_grad()
         loss(model(data[0]), data[1]).backward()
         optimizer.step()
     optimizer.zero_grad()
+    return model
+
+
+def _sampling_case(
+    label: str, model: nn.Module, loss: Loss, data: Examples, part: int, second: Candidate
+) -> Case:
+    """Random parts of the data at fixed weights; the truth is the strength on all data.
+
+    Both strengths are estimated: that of `l2` and that of a second candidate.
+    """
+
+    def fit_to(objective: Objective) -> Fit:
+        return fit(endpoint_equations(objective, [l2(), second(objective)]))
+
+    def replicate(seed: int) -> Fit:
+        generator = torch.Generator().manual_seed(seed)
+        rows = torch.randperm(len(data[1]), generator=generator)[:part]
+        part_fit = fit_to(Objective(model, loss, (data[0][rows], data[1][rows])))
+        scores = score_examples(part_fit, population=len(data[1]))
+        return part_fit.with_error_bars(scores.error_bars())
+
+    return Case("sampling", label, fit_to(Objective(model, loss, data)).strengths, replicate)
 
 
 def dropout(draws: int) -> Case:
     """Dropout masks at fixed weights; the truth is the mean over all masks, by enumeration."""
-    X, y = _sine_data()
+    data, regularizers = _sine_data(), [l2(), smooth_l1(1e-2)]
     model = _build(34, lambda: _tanh_network(5, 8, 1, nn.Dropout(0.2)))
-    _train(model.eval(), F.mse_loss, (X, y))
-    plain = Objective(model, F.mse_loss, (X, y))
+    plain = Objective(_train(model.eval(), F.mse_loss, data), F.mse_loss, data)
     masks = torch.tensor(list(product((0.0, 1.25), repeat=8)), dtype=torch.float64)
     probabilities = torch.where(masks == 0, 0.2, 0.8).prod(1)
 
@@ -182,39 +152,37 @@ def dropout(draws: int) -> Case:
         outputs = model.get_submodule("3")(hidden * masks[:, None, None, :])[:, 0]
         return ((outputs - batch[1]).square()[..., 0] * probabilities[:, None]).sum(0)
 
-    expectation = Objective.from_batch_loss(model, expected_loss, (X, y))
-    regularizers = [l2(), smooth_l1(1e-2)]
+    expectation = Objective.from_batch_loss(model, expected_loss, data)
     truth = fit(difference_equations(expectation, plain, regularizers)).strengths
 
-    def replicate(seed: int) -> Replicate:
-        technique = Objective(model, F.mse_loss, (X, y), training=True, draws=draws, seed=seed)
-        return Replicate(fit(difference_equations(technique, plain, regularizers)), dict(truth))
+    def replicate(seed: int) -> Fit:
+        technique = Objective(model, F.mse_loss, data, training=True, draws=draws, seed=seed)
+        return fit(difference_equations(technique, plain, regularizers))
 
-    return Case("draws", f"dropout, {draws} draws", replicate)
+    return Case("draws", f"dropout, {draws} draws", truth, replicate)
 
 
 def input_noise(draws: int, many: int) -> Case:
     """Noise on the inputs in mirrored pairs; the truth is the mean over `many` draws."""
-    X, y = _sine_data()
-    model = _build(37, lambda: _tanh_network(5, 8, 1))
-    _train(model, F.mse_loss, (X, y))
-    plain, regularizers = Objective(model, F.mse_loss, (X, y)), [l2(), smooth_l1(1e-2)]
+    data, regularizers = _sine_data(), [l2(), smooth_l1(1e-2)]
+    model = _train(_build(37, lambda: _tanh_network(5, 8, 1)), F.mse_loss, data)
+    plain = Objective(model, F.mse_loss, data)
 
     def noisy_loss(model: nn.Module, batch: Any, noise: Noise) -> Tensor:
         return (model(batch[0] + 0.3 * noise.normal(batch[0])) - batch[1]).square()[:, 0]
 
     def fit_draws(seed: int, count: int) -> Fit:
         technique = Objective.from_batch_loss(
-            model, noisy_loss, (X, y), training=True, draws=count, seed=seed
+            model, noisy_loss, data, training=True, draws=count, seed=seed
         )
         return fit(difference_equations(technique, plain, regularizers))
 
     truth = fit_draws(10**6, many).strengths
     label = f"noise on inputs, {draws} draws in mirrored pairs"
-    return Case("draws", label, lambda seed: Replicate(fit_draws(seed, draws), dict(truth)))
+    return Case("draws", label, truth, lambda seed: fit_draws(seed, draws))
 
 
-def _sine_data() -> tuple[Tensor, Tensor]:
+def _sine_data() -> Examples:
     """Inputs, and targets y = Σ sin xᵢ without noise."""
     X = torch.randn(50, 5, generator=torch.Generator().manual_seed(33)).double()
     return X, X.sin().sum(1, keepdim=True)
@@ -231,25 +199,20 @@ def sgd_steps(count: int) -> Case:
     model = _build(36, lambda: _tanh_network(5, 8, 1))
     objective = Objective(model, F.mse_loss, (X, y))
 
-    def replicate(seed: int) -> Replicate:
+    def replicate(seed: int) -> Fit:
         generator = torch.Generator().manual_seed(seed)
         trained = copy.deepcopy(model)
         optimizer = torch.optim.SGD(trained.parameters(), lr=0.05, weight_decay=0.1)
-        positions = [_copy_params(trained)]
+        recorder = record(trained, optimizer)
         for _ in range(count):
             rows = torch.randint(200, (20,), generator=generator)
             optimizer.zero_grad()
             F.mse_loss(trained(X[rows]), y[rows]).backward()
             optimizer.step()
-            positions.append(_copy_params(trained))
-        trajectory = Trajectory.from_positions(positions, 0.05)
-        return Replicate(fit(trajectory_equations(objective, trajectory, l2())), {"l2": 0.05})
+            recorder.step()
+        return fit(trajectory_equations(objective, recorder.trajectory(), l2()))
 
-    return Case("steps", f"{count} steps of SGD with weight decay", replicate)
-
-
-def _copy_params(model: nn.Module) -> Params:
-    return {n: p.detach().clone() for n, p in model.named_parameters()}
+    return Case("steps", f"{count} steps of SGD with weight decay", {"l2": 0.05}, replicate)
 
 
 def unequal_layers(count: int) -> Case:
@@ -258,30 +221,24 @@ def unequal_layers(count: int) -> Case:
     Every layer minimises its part of the mean squared error plus its ridge penalty in closed form.
     """
 
-    def replicate(seed: int) -> Replicate:
+    def replicate(seed: int) -> Fit:
         generator = torch.Generator().manual_seed(seed)
         X = torch.randn(100, 6, generator=generator).double()
         Y = torch.randn(100, count, generator=generator).double()
         strengths = 0.1 * (1 + 0.1 * torch.randn(count, generator=generator).double())
-        model = ParallelLayers(count)
+        model = ParallelLayers(nn.Linear(6, 1, bias=False).double() for _ in range(count))
         gram, inner = X.T @ X / 100, X.T @ Y / 100
-        for column, layer in enumerate(model.layers):
+        for column, layer in enumerate(model):
             penalised = gram + strengths[column] * count * torch.eye(6).double()
             layer.weight.data = torch.linalg.solve(penalised, inner[:, column])[None]
-        objective = Objective(model, F.mse_loss, (X, Y))
-        return Replicate(fit(endpoint_equations(objective, l2())), {"l2": 0.1})
+        return fit(endpoint_equations(Objective(model, F.mse_loss, (X, Y)), l2()))
 
-    return Case("layers", f"{count} layers of different strength", replicate)
+    return Case("layers", f"{count} layers of different strength", {"l2": 0.1}, replicate)
 
 
-class ParallelLayers(nn.Module):
+class ParallelLayers(nn.ModuleList):
     """Linear layers of the same inputs, with one output each."""
-
-    def __init__(self, count: int):
-        super().__init__()
-        layers = [nn.Linear(6, 1, bias=False).double() for _ in range(count)]
-        self.layers = nn.ModuleList(layers)
 
     def forward(self, inputs: Tensor) -> Tensor:
         """The outputs of all layers, one column per layer."""
-        return torch.cat([layer(inputs) for layer in self.layers], dim=1)
+        return torch.cat([layer(inputs) for layer in self], dim=1)

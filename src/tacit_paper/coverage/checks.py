@@ -44,38 +44,30 @@ def with_promised_coverage(table: Table) -> Table:
 
 def check(rows: Table) -> list[Check]:
     """Coverage against what is promised, where there are enough replicates."""
-    table = with_promised_coverage(coverage_table(rows))
-    table = table[table.replicates >= MINIMUM_REPLICATES]
-    checks = []
+    every = with_promised_coverage(coverage_table(rows))
+    table = every[every.replicates >= MINIMUM_REPLICATES]
     moving = table.problem.str.startswith("moving")
     groups = {
         "sampling": table[(table.kind == "sampling") & ~moving],
         "sampling, moving design": table[moving],
         "draws": table[table.kind == "draws"],
     }
+    checks = []
     for label, group in groups.items():
         if len(group):
-            checks += [
-                within(f"{label}: lowest coverage", group.covered.min(), 0.92, 0.97),
-                within(f"{label}: highest coverage", group.covered.max(), 0.92, 0.97),
-            ]
+            lowest, highest = group.covered.min(), group.covered.max()
+            checks.append(within(f"{label}: lowest coverage", lowest, 0.92, 0.97))
+            checks.append(within(f"{label}: highest coverage", highest, 0.92, 0.97))
     for name, symbol, bound in (("l2", "λ₂", 0.85), ("smooth_l1", "λ₁", 0.70)):
         group = table[(table.kind == "training") & (table.name == name)]
         if len(group):
+            lowest = f"training, {symbol}: lowest coverage over cells"
             widest = f"training, {symbol}: half-width over that of the true spread, highest"
-            checks += [
-                at_least(
-                    f"training, {symbol}: lowest coverage over cells", group.covered.min(), bound
-                ),
-                at_most(widest, group.wide.max(), 3),
-            ]
-    return checks or [_check_mean_coverage(rows)]
-
-
-def _check_mean_coverage(rows: Table) -> Check:
-    """At the quick size only this can be checked: most intervals contain the true value."""
-    covered = float(with_promised_coverage(coverage_table(rows)).covered.mean())
-    return at_least("mean coverage (too few replicates for more)", covered, 0.8)
+            checks.append(at_least(lowest, group.covered.min(), bound))
+            checks.append(at_most(widest, group.wide.max(), 3))
+    # At the quick size only this can be checked: most intervals contain the true value.
+    label = "mean coverage (too few replicates for more)"
+    return checks or [at_least(label, every.covered.mean(), 0.8)]
 
 
 def wilson_interval(fraction: float, replicates: int) -> tuple[float, float]:

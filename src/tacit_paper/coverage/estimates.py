@@ -1,8 +1,8 @@
 """Rows of the coverage figures: intervals and true values of many replicates."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
-from tacit.fitting.fits import Fit
+from tacit import Fit
 from tacit.objective.passes import track
 from tacit_paper import Row
 from tacit_paper.coverage.cases import Case
@@ -18,12 +18,11 @@ def replicate_rows(
     count = config.step_replicates if case.source == "steps" else config.replicates
     for number in track(range(count), total=count, label=unit):
         seed = config.first + number
-        fit, truth = case.replicate(seed)
         replicate = {"kind": case.source, "problem": case.label, "replicate": seed}
-        yield from interval_rows(replicate, fit, truth)
+        yield from interval_rows(replicate, case.replicate(seed), case.truth)
 
 
-def interval_rows(replicate: Row, fit: Fit, truth: dict[str, float]) -> Iterator[Row]:
+def interval_rows(replicate: Row, fit: Fit, truth: Mapping[str, float]) -> Iterator[Row]:
     """One row per strength: its estimate, interval, true value and naive standard error.
 
     Args:
@@ -32,9 +31,8 @@ def interval_rows(replicate: Row, fit: Fit, truth: dict[str, float]) -> Iterator
         fit: the fit, with error bars of that kind.
         truth: the true strengths by name.
     """
-    intervals = fit.intervals()[str(replicate["kind"])]
     naive = naive_errors(fit.equations)
-    for name, (low, high) in intervals.items():
+    for name, (low, high) in fit.intervals()[replicate["kind"]].items():
         yield {
             **replicate,
             "name": name,

@@ -1,20 +1,5 @@
-"""Dropout: its ridge strength, what it adds to the gradient, and which family explains that."""
+"""Implicit regularization of dropout
 
-from functools import partial
-from itertools import product
-
-from tacit_paper import Work
-from tacit_paper.dropout.checks import check
-from tacit_paper.dropout.config import PAPER, QUICK, Config
-from tacit_paper.dropout.estimates import architecture_rows
-from tacit_paper.dropout.figure import plot
-from tacit_paper.dropout.retraining import retrained_rows
-
-__all__ = ["CAPTION", "PAPER", "QUICK", "TITLE", "Config", "check", "plot", "work"]
-
-TITLE = "Implicit regularization of dropout"
-
-CAPTION = """
 Classifiers with dropout after every hidden layer but the last, one column per architecture. (Top)
 As published: the ridge strength at which Adam on log λ, started at λ = 1, ends by its schedule and
 stopping rule; colour is its loss. (Second) The exact ridge strength at the same weights from the
@@ -42,17 +27,25 @@ estimated at the best weights, with the ridge strength estimated at the last wei
 penalty; their predictions are compared with those of the dropout network's last weights. The quick
 preset is a smoke test on small images: its networks are too narrow for the expansion, and its
 published fit is cut off at 300 epochs, before its stopping rule ends it.
-""".strip()
+"""
+
+from functools import partial
+from itertools import product
+
+from tacit_paper import Work
+from tacit_paper.dropout.checks import check
+from tacit_paper.dropout.config import PAPER, QUICK, Config
+from tacit_paper.dropout.estimates import architecture_rows
+from tacit_paper.dropout.figure import plot
+from tacit_paper.dropout.retraining import retrained_rows
+
+__all__ = ["PAPER", "QUICK", "Config", "check", "plot", "work"]
 
 
 def work(config: Config, device: str) -> Work:
     """One unit per architecture, and the retrained networks."""
-    return {
-        **{
-            f"{depth} layers of {width}": partial(
-                architecture_rows, config, device, depth=depth, width=width
-            )
-            for depth, width in product(config.depths, config.widths)
-        },
-        "retrained": partial(retrained_rows, config, device),
+    units: Work = {
+        f"{depth} layers of {width}": partial(architecture_rows, config, device, depth, width)
+        for depth, width in product(config.depths, config.widths)
     }
+    return {**units, "retrained": partial(retrained_rows, config, device)}

@@ -7,19 +7,11 @@ from tacit_paper import Check, Table
 from tacit_paper.checking import at_least, at_most, within
 
 
-def select_models(rows: Table) -> Table:
-    """Rows of trained networks."""
-    return rows[rows.kind == "model"]
-
-
-def select_effects(rows: Table, weights: str) -> Table:
-    """Rows of the marginal effect of dropout at the `best` or at the `last` weights."""
-    return rows[(rows.kind == "effect") & (rows.weights == weights)]
-
-
-def select_architecture(rows: Table, depth: int, width: int) -> Table:
-    """Rows of one architecture."""
-    return rows[(rows.depth == depth) & (rows.width == width)]
+def select(rows: Table, **values: object) -> Table:
+    """Rows whose columns have these values."""
+    for column, value in values.items():
+        rows = rows[rows[column] == value]
+    return rows
 
 
 def check(rows: Table) -> list[Check]:
@@ -33,8 +25,8 @@ def check(rows: Table) -> list[Check]:
 
 
 def _check_total_effect(rows: Table) -> Iterator[Check]:
-    by_rate = select_architecture(select_models(rows), 3, 256).groupby("rate")
-    medians = by_rate.median(numeric_only=True)
+    networks = select(rows, kind="model", depth=3, width=256)
+    medians = networks.groupby("rate").median(numeric_only=True)
     if not len(medians):
         return
     strengths = medians.total_l2
@@ -47,10 +39,10 @@ def _check_total_effect(rows: Table) -> Iterator[Check]:
 
 
 def _check_marginal_effect(rows: Table) -> Iterator[Check]:
-    effects = rows[rows.kind == "effect"]
+    effects = select(rows, kind="effect")
     if (effects.width >= 128).any():
         yield at_most("marginal effect: highest noise of the masks", effects.noise.max(), 0.05)
-        strength = select_effects(rows, "last").l2_strength.max()
+        strength = select(effects, weights="last").l2_strength.max()
         yield at_most("marginal effect, last weights: highest ridge strength", strength, 0)
         explained = effects.l2_explained.max()
         yield at_most("marginal effect: highest fraction explained by ridge", explained, 0.02)
@@ -58,23 +50,20 @@ def _check_marginal_effect(rows: Table) -> Iterator[Check]:
 
 def _check_explicit_dropout(rows: Table) -> Iterator[Check]:
     for (rate, bound), weights in product(((0.05, 0.65), (0.1, 0.40)), ("best", "last")):
-        effects = select_architecture(select_effects(rows, weights), 3, 512)
-        medians = effects[effects.rate == rate].median(numeric_only=True)
+        network = {"depth": 3, "width": 512, "rate": rate, "weights": weights}
+        medians = select(rows, kind="effect", **network).median(numeric_only=True)
         if medians.notna().any():
             label = f"3×512, q = {rate:g}, {weights} weights: explicit dropout"
-            yield at_least(
-                f"{label}, explained fraction", medians.explicit_dropout_explained, bound
-            )
+            explained = medians.explicit_dropout_explained
+            yield at_least(f"{label}, explained fraction", explained, bound)
             ratio = medians.explicit_dropout_strength / medians.theory
             yield within(f"{label}, coefficient over q/(1−q)", ratio, 0.85, 1.15)
 
 
 def _check_retraining(rows: Table) -> Iterator[Check]:
-    retrained = rows[rows.kind == "retrained"]
+    retrained = select(rows, kind="retrained")
     if len(retrained):
-        distances = retrained.pivot_table(
-            index="rate", columns="penalty", values="prediction_distance"
-        )
+        distances = retrained.pivot_table("prediction_distance", index="rate", columns="penalty")
         ratio = (distances["explicit"] / distances[["ridge", "nothing"]].min(axis=1)).max()
         label = "retrained: distance with explicit dropout over the next smallest, highest"
         yield at_most(label, ratio, 1)

@@ -1,9 +1,10 @@
 """Columns that depend on the data, for all members of an ensemble of classifiers with dropout."""
 
-from typing import Any, NamedTuple
+from itertools import pairwise
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from tacit.ensembles import Ensemble
 from tacit.ensembles.data import MemberData, assign_data
@@ -15,21 +16,11 @@ ENTRIES = 2**27
 """Largest number of entries of ∂outputs/∂activations, for one layer of all members, at a time."""
 
 
-class KnownColumns(NamedTuple):
-    """Regularizers with one strength each, and their stacked columns."""
-
-    regularizers: list[Regularizer]
-    columns: dict[Regularizer, Params]
-
-
 def known_regularizer(name: str, column: Params) -> Regularizer:
     """A name for a column that is already computed, which covers the tensors of `column`."""
 
     def refuse(*_: object) -> Any:
-        raise InputError(
-            f"{name} has no value or gradient to evaluate, only a column that was computed before: "
-            "use tacit.regularizers to train with it."
-        )
+        raise InputError(f"{name} is only a column: use tacit.regularizers to evaluate it.")
 
     def bind(_: Params) -> Columns:
         return Columns((name,), dict.fromkeys(column, (0,)), refuse)
@@ -37,7 +28,7 @@ def known_regularizer(name: str, column: Params) -> Regularizer:
     return Regularizer(name, bind, refuse)
 
 
-def dropout_columns(ensemble: Ensemble, data: Any) -> KnownColumns:
+def dropout_columns(ensemble: Ensemble, data: Any) -> dict[Regularizer, Params]:
     """Columns of the activation-weighted ridge, whole and by layer, and of explicit dropout.
 
     The weighted ridge is Σ_l Σ_ij W_ij² mean h_j² over the layers whose inputs are dropped, with
@@ -46,39 +37,24 @@ def dropout_columns(ensemble: Ensemble, data: Any) -> KnownColumns:
     """
     member_data = assign_data(data, len(ensemble), ensemble.first_tensor)
     weighted = _weighted_ridge_column(ensemble, member_data)
-    columns = {known_regularizer("weighted_l2", weighted): weighted}
+    columns = {"weighted_l2": weighted}
     for name, tensor in weighted.items():
-        layer = {name: tensor}
-        columns[known_regularizer(f"weighted_l2[{name.removesuffix('.weight')}]", layer)] = layer
-    explicit = _explicit_column(ensemble, member_data)
-    columns[known_regularizer("explicit_dropout", explicit)] = explicit
-    return KnownColumns(list(columns), columns)
+        columns[f"weighted_l2[{name.removesuffix('.weight')}]"] = {name: tensor}
+    columns["explicit_dropout"] = _explicit_column(ensemble, member_data)
+    return {known_regularizer(name, column): column for name, column in columns.items()}
 
 
 def _weighted_ridge_column(ensemble: Ensemble, data: MemberData) -> Params:
     """2 W_ij mean h_j² for the weights of every layer whose inputs are dropped, in float64."""
-    moments: list[Tensor] = []
+    layers = pairwise(ensemble.model._modules.items())
+    dropped = [f"{name}.weight" for (_, a), (name, _) in layers if isinstance(a, nn.Dropout)]
+    moments: dict[str, Any] = dict.fromkeys(dropped, 0.0)
     with torch.no_grad():
         for inputs, _ in data.slices(_examples_per_slice(ensemble, data)):
             _, activations = _outputs_and_activations(ensemble, ensemble.params, inputs)
-            parts = [h.double().square().sum(1) / data.examples for h in activations]
-            moments = [a + b for a, b in zip(moments, parts, strict=True)] if moments else parts
-    return {
-        name: 2 * ensemble.params[name].double() * moment.unsqueeze(1)
-        for name, moment in zip(_weights_after_dropout(ensemble), moments, strict=True)
-    }
-
-
-def _weights_after_dropout(ensemble: Ensemble) -> list[str]:
-    """Names of the weights of the linear layers that follow dropout layers, in order."""
-    names, after_dropout = [], False
-    for name, module in ensemble.model._modules.items():
-        if isinstance(module, torch.nn.Dropout):
-            after_dropout = True
-        elif isinstance(module, torch.nn.Linear):
-            names += [f"{name}.weight"] if after_dropout else []
-            after_dropout = False
-    return names
+            for name, h in zip(dropped, activations, strict=True):
+                moments[name] = moments[name] + h.double().square().sum(1) / data.examples
+    return {n: 2 * ensemble.params[n].double() * m.unsqueeze(1) for n, m in moments.items()}
 
 
 def _outputs_and_activations(
@@ -108,17 +84,17 @@ def explicit_penalty(ensemble: Ensemble, params: Params, inputs: Tensor) -> Tens
         for k in range(outputs.shape[-1])
     ]
     total = outputs.new_zeros(len(outputs))
-    for layer, h in enumerate(activations):
-        derivatives = [jacobian[layer] for jacobian in jacobians]
-        mean = sum(
-            (probabilities[..., k : k + 1] * d for k, d in enumerate(derivatives)),
-            torch.zeros_like(h),
-        )
-        variance = torch.zeros_like(h)
-        for k, derivative in enumerate(derivatives):
-            variance = variance + probabilities[..., k : k + 1] * (derivative - mean).square()
+    for h, *derivatives in zip(activations, *jacobians, strict=True):
+        mean = _mean_over_classes(probabilities, derivatives)
+        variance = _mean_over_classes(probabilities, [(d - mean).square() for d in derivatives])
         total = total + (h.square() * variance).sum((1, 2)) / (2 * inputs.shape[1])
     return total
+
+
+def _mean_over_classes(probabilities: Tensor, values: list[Tensor]) -> Tensor:
+    """Σ_k p_k v_k over the classes k."""
+    weighted = (probabilities[..., k : k + 1] * value for k, value in enumerate(values))
+    return sum(weighted, torch.zeros_like(values[0]))
 
 
 def _explicit_column(ensemble: Ensemble, data: MemberData) -> Params:

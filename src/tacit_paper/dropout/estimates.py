@@ -1,7 +1,7 @@
 """Estimates of the dropout figure: a ridge strength, and what dropout adds to the gradient."""
 
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator
 from itertools import pairwise, product
 
 from torch.nn import functional as F
@@ -12,94 +12,66 @@ from tacit.equations.equations import Equations
 from tacit.fitting.fits import fit
 from tacit.regularizers import l2, layerwise
 from tacit_paper import Row
+from tacit_paper.dropout import training
 from tacit_paper.dropout.columns import dropout_columns
 from tacit_paper.dropout.config import Config
-from tacit_paper.dropout.training import (
-    Images,
-    accuracies,
-    initial_ensemble,
-    load_images,
-    tf32_products,
-    training_plan,
-)
+from tacit_paper.dropout.training import Images
 from tacit_paper.problem_kinds import join_kinds
 from tacit_paper.published_fit import FitSettings, fit_as_published, gradient_products
 
 
-def architecture_rows(config: Config, device: str, *, depth: int, width: int) -> Iterator[Row]:
+def architecture_rows(config: Config, device: str, depth: int, width: int) -> Iterator[Row]:
     """All rates and seeds of one architecture: networks, marginal effects, and one row of times."""
-    images = load_images(config, device)
+    images = training.load_images(config, device)
     members = list(product(config.rates, config.seeds))
     rates, seeds = [rate for rate, _ in members], [seed for _, seed in members]
     times = [time.perf_counter()]
-    with tf32_products():
-        run = ensembles.train(
-            initial_ensemble(depth, width, images, seeds), F.cross_entropy, images.train,
-            training_plan(config, images), seeds=seeds, dropout=rates,
-        )  # fmt: skip
+    initial = training.initial_ensemble(depth, width, images, seeds)
+    plan = training.training_plan(config, images)
+    run = training.train(initial, F.cross_entropy, images.train, plan, seeds=seeds, dropout=rates)
     times.append(time.perf_counter())
+    shape = {"depth": depth, "width": width}
+    kinds = ["diverged" if lost else "model" for lost in run.diverged.tolist()]
     rows: list[Row] = [
-        {"kind": "model", "depth": depth, "width": width, "rate": rate, "seed": seed}
-        for rate, seed in members
+        {"kind": kind, **shape, "rate": rate, "seed": seed}
+        for kind, (rate, seed) in zip(kinds, members, strict=True)
     ]
-    diverged = run.diverged.tolist()
-    diverged_rows = [
-        {**row, "kind": "diverged"} for row, lost in zip(rows, diverged, strict=True) if lost
-    ]
-    trained = [m for m, lost in enumerate(diverged) if not lost]
-    run, rows = run.select(trained), [rows[m] for m in trained]
+    diverged_rows = [row for row in rows if row["kind"] == "diverged"]
+    rows = [row for row in rows if row["kind"] == "model"]
+    run = run.select([m for m, kind in enumerate(kinds) if kind == "model"])
     for columns in (_accuracy_columns(run, images), total_effects(config, run.last, images)):
         for row, added in zip(rows, columns, strict=True):
             row.update(added)
     times.append(time.perf_counter())
-    best_seeds, last_seeds = config.seeds[: config.best_seeds], config.seeds[: config.last_seeds]
-    effect_rows = [
-        *_effect_rows(config, images, run.best, rows, "best", best_seeds),
-        *_effect_rows(config, images, run.last, rows, "last", last_seeds),
-    ]
+    effect_rows = list(_effect_rows(config, images, run, rows))
     times.append(time.perf_counter())
     yield from (*rows, *diverged_rows, *effect_rows)
     stages = zip(("train", "total", "marginal"), pairwise(times), strict=True)
-    yield {
-        "kind": "time",
-        "depth": depth,
-        "width": width,
-        **{f"{stage}_seconds": end - start for stage, (start, end) in stages},
-    }
+    seconds = {f"{stage}_seconds": end - start for stage, (start, end) in stages}
+    yield {"kind": "time", **shape, **seconds}
 
 
-def _effect_rows(
-    config: Config,
-    images: Images,
-    ensemble: Ensemble,
-    models: list[Row],
-    weights: str,
-    seeds: Collection[int],
-) -> Iterator[Row]:
-    """One row per network of these seeds that was trained with dropout: its marginal effect.
+def _effect_rows(config: Config, images: Images, run: Run, models: list[Row]) -> Iterator[Row]:
+    """The marginal effect of dropout on networks of the first seeds, at best and at last weights.
 
-    Args:
-        config: the settings.
-        images: the images.
-        ensemble: the networks, one per row of `models`.
-        models: rows of the trained networks.
-        weights: which weights the ensemble holds, `best` or `last`.
-        seeds: the seeds of the networks to include.
+    `models` are the rows of the networks of the run.
     """
-    chosen = [m for m, row in enumerate(models) if row["rate"] > 0 and row["seed"] in seeds]
-    chosen_models = [models[m] for m in chosen]
-    effects = marginal_effects(
-        config, ensemble.select(chosen), images,
-        [row["rate"] for row in chosen_models], [row["seed"] for row in chosen_models],
-    )  # fmt: skip
-    for row, effect in zip(chosen_models, effects, strict=True):
-        model = {name: row[name] for name in ("depth", "width", "rate", "seed")}
-        yield {"kind": "effect", "weights": weights, **model, **effect}
+    stages = ("best", run.best, config.best_seeds), ("last", run.last, config.last_seeds)
+    for weights, ensemble, count in stages:
+        seeds = config.seeds[:count]
+        chosen = [m for m, row in enumerate(models) if row["rate"] > 0 and row["seed"] in seeds]
+        names = ("depth", "width", "rate", "seed")
+        labels = [{name: models[m][name] for name in names} for m in chosen]
+        rates, seeds = [row["rate"] for row in labels], [row["seed"] for row in labels]
+        effects = marginal_effects(config, ensemble.select(chosen), images, rates, seeds)
+        for label, effect in zip(labels, effects, strict=True):
+            yield {"kind": "effect", "weights": weights, **label, **effect}
 
 
 def _accuracy_columns(run: Run, images: Images) -> Iterator[Row]:
     """Numbers of epochs and accuracies of every member."""
-    train, test = (accuracies(run.last, examples) for examples in (images.train, images.test))
+    train = training.accuracies(run.last, images.train)
+    test = training.accuracies(run.last, images.test)
     for m, epochs in enumerate(run.epochs.tolist()):
         yield {
             "epochs": epochs,
@@ -111,18 +83,13 @@ def _accuracy_columns(run: Run, images: Images) -> Iterator[Row]:
 
 def total_effects(config: Config, ensemble: Ensemble, images: Images) -> Iterator[Row]:
     """The ridge strength of every member, exactly and by the published fit."""
-    ridge = [l2()]
-    exact_fits = ensembles.fits(
-        ensembles.endpoint_equations(ensemble, F.cross_entropy, images.train, ridge)
+    problem = (ensemble, F.cross_entropy, images.train, [l2()])
+    exact_fits = ensembles.fits(ensembles.endpoint_equations(*problem))
+    products = gradient_products(*problem, batch_size=config.batch_size, shuffles=config.shuffles)
+    settings = FitSettings(
+        config.fit_rate, config.fit_epochs, config.fit_patience, config.fit_plateau
     )
-    products = gradient_products(
-        ensemble, F.cross_entropy, images.train, ridge,
-        batch_size=config.batch_size, shuffles=config.shuffles,
-    )  # fmt: skip
-    published = fit_as_published(
-        products,
-        FitSettings(config.fit_rate, config.fit_epochs, config.fit_patience, config.fit_plateau),
-    )
+    published = fit_as_published(products, settings)
     for m, exact in enumerate(exact_fits):
         yield {
             "total_l2": exact.strengths["l2"],
@@ -136,11 +103,7 @@ def total_effects(config: Config, ensemble: Ensemble, images: Images) -> Iterato
 
 
 def marginal_effects(
-    config: Config,
-    ensemble: Ensemble,
-    images: Images,
-    rates: Sequence[float],
-    seeds: Sequence[int],
+    config: Config, ensemble: Ensemble, images: Images, rates: list[float], seeds: list[int]
 ) -> Iterator[Row]:
     """What dropout adds to the gradient of every member, and how well each family explains it.
 
@@ -151,11 +114,10 @@ def marginal_effects(
         rates: one dropout rate per member.
         seeds: one seed per member, for its masks.
     """
-    known = dropout_columns(ensemble, images.train)
-    candidates = [l2(), layerwise(l2()), *known.regularizers]
+    columns = dropout_columns(ensemble, images.train)
     marginal = ensembles.dropout_equations(
-        ensemble, F.cross_entropy, images.train, candidates,
-        dropout=rates, seeds=seeds, noise=config.noise, columns=known.columns,
+        ensemble, F.cross_entropy, images.train, [l2(), layerwise(l2()), *columns],
+        dropout=rates, seeds=seeds, noise=config.noise, columns=columns,
     )  # fmt: skip
     for m, equations in enumerate(marginal.equations):
         yield {

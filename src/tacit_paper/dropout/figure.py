@@ -1,12 +1,9 @@
 """The dropout figure, drawn from its rows."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tacit_paper import Table, plots
-from tacit_paper.dropout.checks import select_architecture, select_effects, select_models
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from tacit_paper.dropout.checks import select
 
 FAMILIES = {
     "l2": (plots.GREY, "s", "ridge"),
@@ -19,36 +16,34 @@ RATIO_LIMITS = (-0.6, 2.0)
 """Coefficients over theory that are drawn to scale; others are red arrows at the edge."""
 
 
-def plot(rows: Table) -> "Figure":
+def plot(rows: Table) -> "plots.Figure":
     """One column of panels per architecture; four questions from top to bottom."""
-    models = select_models(rows)
+    models = select(rows, kind="model")
     shapes = sorted({(int(d), int(w)) for d, w in zip(models.depth, models.width, strict=True)})
     with plots.style():
         figure = plots.new_figure(max(7.0, 2.35 * len(shapes)), 9.6)
         grid: Any = figure.subplots(4, len(shapes), sharex=True, sharey="row", squeeze=False)
         image: Any = None
         for column, (depth, width) in enumerate(shapes):
-            architecture = select_architecture(rows, depth, width)
-            networks = select_models(architecture)
-            best, last = select_effects(architecture, "best"), select_effects(architecture, "last")
+            networks = select(models, depth=depth, width=width)
+            effects = select(rows, kind="effect", depth=depth, width=width)
+            best, last = (select(effects, weights=weights) for weights in ("best", "last"))
             image = _plot_published(grid[0, column], networks, models)
             _plot_total(grid[1, column], networks)
             _plot_explained(grid[2, column], best, last)
             _plot_coefficient(grid[3, column], best, last)
             grid[0, column].set_title(f"{depth} layers of {width}")
             grid[3, column].set_xlabel("dropout rate q")
-        margin = 0.1 * models.rate.max()
-        grid[0, 0].set_xlim(-margin, models.rate.max() + margin)
-        grid[0, 0].set_ylabel("published fit: λ̂ of ridge")
+        highest = models.rate.max()
+        limits = (-0.1 * highest, highest + 0.1 * highest)
+        grid[0, 0].set(xlim=limits, ylabel="published fit: λ̂ of ridge")
         grid[1, 0].set_ylabel("exact: λ̂ of ridge")
         grid[2, 0].set_ylabel("marginal effect of dropout:\nexplained fraction")
         grid[3, 0].set_ylabel("explicit dropout:\ncoefficient ÷ q/(1−q)")
         bar = figure.colorbar(image, ax=list(grid[0]), pad=0.01, aspect=12)
         bar.set_label("its loss", fontsize=8)
-        handles, labels = grid[2, 0].get_legend_handles_labels()
-        figure.legend(
-            handles, labels, loc="outside lower center", ncols=6 if len(shapes) > 3 else 3
-        )
+        legend = grid[2, 0].get_legend_handles_labels()
+        figure.legend(*legend, loc="outside lower center", ncols=6 if len(shapes) > 3 else 3)
     return figure
 
 
@@ -60,8 +55,7 @@ def _plot_published(axes: Any, rows: Table, models: Table) -> Any:
     image = axes.scatter(
         rows.rate, rows.published_l2, c=rows.published_loss, s=9, cmap="viridis", norm=scale
     )
-    axes.set_yscale("log")
-    axes.set_ylim(models.published_l2.min() / 3, models.published_l2.max() * 3)
+    axes.set(yscale="log", ylim=(models.published_l2.min() / 3, models.published_l2.max() * 3))
     return image
 
 
@@ -104,10 +98,10 @@ def _plot_explained(axes: Any, best: Table, last: Table) -> None:
 
 def _plot_coefficient(axes: Any, best: Table, last: Table) -> None:
     """The coefficient of explicit dropout over its theory value."""
-    ratio = best.explicit_dropout_strength / best.theory
-    shown = ratio.clip(*RATIO_LIMITS)
-    flagged = best.explicit_dropout_problems != ""
     low, high = RATIO_LIMITS
+    ratio = best.explicit_dropout_strength / best.theory
+    shown = ratio.clip(low, high)
+    flagged = best.explicit_dropout_problems != ""
     for marker, outside in (("^", ratio > high), ("v", ratio < low)):
         if outside.any():
             axes.plot(best.rate[outside], shown[outside], marker, color=plots.RED, ms=7, zorder=0)

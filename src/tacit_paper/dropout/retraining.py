@@ -1,28 +1,20 @@
 """Networks of the dropout figure trained again with a penalty in place of dropout."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tacit import ensembles
-from tacit.ensembles import Ensemble, Run
+from tacit.ensembles import Ensemble
+from tacit.ensembles.training import BatchPenalty
 from tacit.objective.params import Params
 from tacit.regularizers import l2
 from tacit_paper import Row
+from tacit_paper.dropout import training
 from tacit_paper.dropout.columns import explicit_penalty
 from tacit_paper.dropout.config import Config
 from tacit_paper.dropout.estimates import marginal_effects, total_effects
-from tacit_paper.dropout.training import (
-    Images,
-    accuracies,
-    initial_ensemble,
-    load_images,
-    probabilities,
-    tf32_products,
-    training_plan,
-)
 
 
 def retrained_rows(config: Config, device: str) -> Iterator[Row]:
@@ -31,42 +23,40 @@ def retrained_rows(config: Config, device: str) -> Iterator[Row]:
     The networks are trained again from the same initial weights and through the same batches,
     without dropout: with explicit dropout, with ridge, and without a penalty.
     """
-    images = load_images(config, device)
+    images = training.load_images(config, device)
     (depth, width), rates = config.retrained, list(config.retrained_rates)
     seeds = [config.seeds[0]] * len(rates)
-    initial = initial_ensemble(depth, width, images, seeds)
-    with tf32_products():
-        original = ensembles.train(
-            initial, F.cross_entropy, images.train, training_plan(config, images),
-            seeds=seeds, dropout=rates,
-        )  # fmt: skip
-    marginal = list(marginal_effects(config, original.best, images, rates, seeds))
-    total = list(total_effects(config, original.last, images))
+    initial = training.initial_ensemble(depth, width, images, seeds)
+    plan = training.training_plan(config, images)
+    original = training.train(
+        initial, F.cross_entropy, images.train, plan, seeds=seeds, dropout=rates
+    )
+    plan = training.training_plan(config, images, original.epochs.tolist())
+    marginal = marginal_effects(config, original.best, images, rates, seeds)
+    total = total_effects(config, original.last, images)
     zeros = [0.0] * len(rates)
     strengths = {
         "explicit": [row["explicit_dropout_strength"] for row in marginal],
         "ridge": [row["total_l2"] for row in total],
         "nothing": zeros,
     }
-    reference = probabilities(original.last, images.test[0])
-    dropout_accuracies = accuracies(original.last, images.test)
+    reference = training.probabilities(original.last, images.test[0])
+    dropout_accuracies = training.accuracies(original.last, images.test)
     for name in strengths:
-        ensemble = _train_again(
-            config, images, original, seeds,
-            explicit=strengths[name] if name == "explicit" else zeros,
-            ridge=strengths[name] if name == "ridge" else zeros,
-        )  # fmt: skip
-        predictions = probabilities(ensemble, images.test[0])
+        ensemble = training.train(
+            initial, F.cross_entropy, images.train, plan, seeds=seeds, dropout=0.0,
+            penalties={l2(): strengths[name] if name == "ridge" else zeros},
+            batch_penalty=_explicit(initial, strengths[name]) if name == "explicit" else None,
+        ).last  # fmt: skip
+        predictions = training.probabilities(ensemble, images.test[0])
         distances = (predictions - reference).square().sum(-1).mean(1).sqrt().tolist()
         agreement = predictions.argmax(-1) == reference.argmax(-1)
-        test_accuracies = accuracies(ensemble, images.test)
+        test_accuracies = training.accuracies(ensemble, images.test)
         for m, rate in enumerate(rates):
+            network = {"depth": depth, "width": width, "rate": rate, "seed": seeds[m]}
             yield {
                 "kind": "retrained",
-                "depth": depth,
-                "width": width,
-                "rate": rate,
-                "seed": seeds[m],
+                **network,
                 "penalty": name,
                 "strength": strengths[name][m],
                 "prediction_distance": distances[m],
@@ -77,35 +67,11 @@ def retrained_rows(config: Config, device: str) -> Iterator[Row]:
             }
 
 
-def _train_again(
-    config: Config,
-    images: Images,
-    original: Run,
-    seeds: Sequence[int],
-    *,
-    explicit: list[float],
-    ridge: list[float],
-) -> Ensemble:
-    """Networks trained without dropout for as many epochs as the original ones.
-
-    Args:
-        config: the settings.
-        images: the images.
-        original: the training with dropout.
-        seeds: seeds of the original networks.
-        explicit: strengths of the explicit dropout regularizer, one per network.
-        ridge: strengths of ridge, one per network.
-    """
-    initial = initial_ensemble(*config.retrained, images, seeds)
-    strengths = torch.tensor(explicit, device=images.train[0].device)
+def _explicit(ensemble: Ensemble, strengths: list[float]) -> BatchPenalty:
+    """The explicit dropout regularizer on a batch, with one strength per network."""
+    factors = torch.tensor(strengths, device=ensemble.first_tensor.device)
 
     def batch_penalty(params: Params, inputs: Tensor, _: Tensor, members: Tensor) -> Tensor:
-        return strengths[members] * explicit_penalty(initial, params, inputs)
+        return factors[members] * explicit_penalty(ensemble, params, inputs)
 
-    with tf32_products():
-        return ensembles.train(
-            initial, F.cross_entropy, images.train,
-            training_plan(config, images, original.epochs.tolist()),
-            seeds=seeds, dropout=0.0, penalties={l2(): ridge},
-            batch_penalty=batch_penalty if any(explicit) else None,
-        ).last  # fmt: skip
+    return batch_penalty

@@ -31,24 +31,19 @@ def load_images(config: Config, device: str) -> Images:
     MNIST has test files. The digits have none, so those that are left over after training are
     divided equally between validation and test.
     """
+    test = None
     if config.data == "mnist":
-        mnist = data.mnist()
-        X, y = mnist.train_images.flatten(1).float() / 255, mnist.train_labels
-        test = (mnist.test_images.flatten(1).float() / 255, mnist.test_labels)
-        validation = slice(config.train, None)
+        X, y, test_images, test_labels = data.mnist()
+        X, test = X.flatten(1).float() / 255, (test_images.flatten(1).float() / 255, test_labels)
+        stop = len(X)
     else:
         X, y = data.digits()
-        validation = slice(config.train, config.train + (len(X) - config.train) // 2)
-        test = None
+        stop = config.train + (len(X) - config.train) // 2
     order = torch.randperm(len(X), generator=torch.Generator().manual_seed(42))
-    X, y = X[order].to(device), y[order].to(device)
-    if test is None:
-        test = (X[validation.stop :], y[validation.stop :])
-    return Images(
-        (X[: config.train], y[: config.train]),
-        (X[validation], y[validation]),
-        (test[0].to(device), test[1].to(device)),
-    )
+    X, y = (tensor[order].to(device).tensor_split([config.train, stop]) for tensor in (X, y))
+    train, validation, rest = zip(X, y, strict=True)
+    images, labels = test or rest
+    return Images(train, validation, (images.to(device), labels.to(device)))
 
 
 def build_network(inputs: int, depth: int, width: int) -> nn.Module:
@@ -66,17 +61,6 @@ def initial_ensemble(depth: int, width: int, images: Images, seeds: Sequence[int
     return ensemble.to(pixels.device)
 
 
-@contextmanager
-def tf32_products() -> Iterator[None]:
-    """Multiply matrices in TF32 on CUDA: precise enough for training, but not for estimates."""
-    precision = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high")
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(precision)
-
-
 def training_plan(config: Config, images: Images, epochs: Sequence[int] | None = None) -> Plan:
     """The published training.
 
@@ -86,13 +70,25 @@ def training_plan(config: Config, images: Images, epochs: Sequence[int] | None =
         epochs: epochs of each member, without early stopping. By default training stops early,
             after at most `config.epochs`.
     """
+    optimizer = SGD(config.step, momentum=config.momentum, milestones=config.milestones)
+    if epochs is not None:
+        return Plan(optimizer, epochs, config.batch_size)
     stopping = Stopping(config.patience, monitor="validation", validation=images.validation)
-    return Plan(
-        SGD(config.step, momentum=config.momentum, milestones=config.milestones),
-        config.epochs if epochs is None else epochs,
-        config.batch_size,
-        stopping if epochs is None else None,
-    )
+    return Plan(optimizer, config.epochs, config.batch_size, stopping)
+
+
+@contextmanager
+def _tf32_products() -> Iterator[None]:
+    precision = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(precision)
+
+
+train = _tf32_products()(ensembles.train)
+"""Train with products of matrices in TF32 on CUDA: precise enough here, but not for estimates."""
 
 
 def accuracies(ensemble: Ensemble, examples: Examples) -> list[float]:

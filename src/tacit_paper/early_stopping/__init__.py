@@ -1,25 +1,5 @@
-"""Early stopping in least squares: its exact penalty Λ(t), and its estimates from endpoints."""
+"""Implicit regularization due to early stopping
 
-from functools import partial
-
-from tacit_paper import Work, on_one_thread
-from tacit_paper.early_stopping.checks import check
-from tacit_paper.early_stopping.config import PAPER, QUICK, Config
-from tacit_paper.early_stopping.estimates import (
-    dataset_rows,
-    diagonal_rows,
-    fixed_pool_rows,
-    scalar_rows,
-    theory_rows,
-    variable_pool_rows,
-)
-from tacit_paper.early_stopping.figure import plot
-
-__all__ = ["CAPTION", "PAPER", "QUICK", "TITLE", "Config", "check", "plot", "work"]
-
-TITLE = "Implicit regularization due to early stopping"
-
-CAPTION = """
 Gradient descent on least squares, stopped after t steps, ends exactly at the minimum of the loss
 plus the penalty θᵀΛ(t)θ. (A) Λ(500) from theory. (B) The symmetric estimate from m endpoints that
 share the inputs and stop at t = 500. From m = 10, the number of weights, the equations have full
@@ -43,7 +23,24 @@ as an improvement. With that rule 24 of 25 runs in float64 never stop, and runs 
 step 960, where the decrease reaches the rounding error. The published curve requires a minimum
 improvement of 0.001. The panel shows all three. (E) The curve is the exact least-squares strength.
 Dots show the published Adam fit, and the Rayleigh quotient is drawn beside the published trace.
-""".strip()
+"""
+
+from functools import partial
+
+from tacit_paper import Work, on_one_thread
+from tacit_paper.early_stopping.checks import check
+from tacit_paper.early_stopping.config import PAPER, QUICK, Config
+from tacit_paper.early_stopping.estimates import (
+    dataset_rows,
+    diagonal_rows,
+    fixed_pool_rows,
+    scalar_rows,
+    theory_rows,
+    variable_pool_rows,
+)
+from tacit_paper.early_stopping.figure import plot
+
+__all__ = ["PAPER", "QUICK", "Config", "check", "plot", "work"]
 
 
 def work(config: Config, device: str) -> Work:

@@ -3,18 +3,13 @@
 import math
 import time
 from collections.abc import Iterator
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from tacit.equations.endpoint import endpoint_equations
-from tacit.equations.equations import Equations, stack
-from tacit.fitting.fits import fit
-from tacit.objective.objective import Objective
-from tacit.regularizers import diagonal, l2, symmetric
+from tacit import Objective, endpoint_equations, fit, l2, score_examples, stack
+from tacit.regularizers import diagonal, symmetric
 from tacit.theory import early_stopping
-from tacit.uncertainty.scores import score_examples
 from tacit.validation import certify_least_squares
 from tacit_paper import Row
 from tacit_paper import least_squares as ls
@@ -40,12 +35,12 @@ def theory_rows(config: Config) -> Iterator[Row]:
 def diagonal_rows(config: Config) -> Iterator[Row]:
     """Panel C: weights and penalties on the paper's data set."""
     X, coefficients, y = ls.draw(config.seed)
-    stopped = _retrain(X, y, config)
+    stopped, penalty, retrained = _retrain(X, y, config)
     series = {
         "true": coefficients,
-        "early-stopped": stopped.theta,
-        "retrained": stopped.retrained,
-        "estimate": stopped.penalty.diagonal(),
+        "early-stopped": stopped,
+        "retrained": retrained,
+        "estimate": penalty.diagonal(),
         "theory": early_stopping(X, config.step, config.stop).diagonal(),
     }
     for name, entries in series.items():
@@ -57,42 +52,36 @@ def dataset_rows(config: Config, *, start: int) -> Iterator[Row]:
     """Panel C on further data sets: negative entries, and whether a minimum exists."""
     for k in range(start, min(start + config.datasets_per_unit, config.datasets)):
         X, _, y = ls.draw(config.seed + k)
-        stopped = _retrain(X, y, config)
-        certificate = certify_least_squares(X, y, stopped.penalty)
+        stopped, penalty, retrained = _retrain(X, y, config)
+        certificate = certify_least_squares(X, y, penalty)
         yield {
             "panel": "C",
             "series": "dataset",
             "dataset": k,
-            "value": ls.relative_error(stopped.retrained, stopped.theta),
-            "least_entry": float(stopped.penalty.diagonal().min()),
+            "value": ls.relative_error(retrained, stopped),
+            "least_entry": float(penalty.diagonal().min()),
             "least_eigenvalue": min(certificate.eigenvalues),
             "verdict": certificate.verdict,
         }
 
 
-class _Retraining(NamedTuple):
-    theta: Tensor
-    """Early-stopped weights."""
-    penalty: Tensor
-    """The diagonal estimate from them (p×p)."""
-    retrained: Tensor
-    """Weights under that penalty, without early stopping."""
+def _retrain(X: Tensor, y: Tensor, config: Config) -> tuple[Tensor, Tensor, Tensor]:
+    """Early-stopped weights, the diagonal penalty (p×p) estimated from them, and weights under it.
 
-
-def _retrain(X: Tensor, y: Tensor, config: Config) -> _Retraining:
-    theta = ls.descend(X, y, config.step, config.stop).iterates[-1, :, 0]
-    penalty = fit(ls.equations(X, y, theta, diagonal())).matrix()
-    return _Retraining(theta, penalty, ls.penalised_solution(X, y, penalty))
+    The last are trained with that penalty and without early stopping.
+    """
+    stopped = ls.descend(X, y, config.step, config.stop).iterates[-1, :, 0]
+    penalty = fit(ls.equations(X, y, stopped, diagonal())).matrix()
+    return stopped, penalty, ls.penalised_solution(X, y, penalty)
 
 
 def fixed_pool_rows(config: Config, *, pool: int) -> Iterator[Row]:
     """Panel B: endpoints that all stop at the same step, trained in float64 and in float32."""
-    X, Y = _draw_pool(config, pool)
-    objectives = [ls.objective(X, y) for y in Y.T]
+    X, Y, objectives = _draw_pool(config, pool)
     theory = early_stopping(X, config.step, config.stop)
     for series, dtype in (("float64", torch.float64), ("float32", torch.float32)):
         thetas = ls.descend(X, Y, config.step, config.stop, dtype).iterates[-1]
-        for row, matrix in _estimates(_endpoint_equations(objectives, thetas), theory, config):
+        for row, matrix in _estimates(config, objectives, thetas, theory):
             yield {"panel": "B", "series": series, "pool": pool, **row}
             if series == "float64" and pool == 0 and row["m"] == X.shape[1]:
                 yield from _matrix_rows("B", "estimate", matrix)
@@ -103,8 +92,7 @@ def variable_pool_rows(config: Config, *, pool: int) -> Iterator[Row]:
 
     The error is measured against the entrywise median of the endpoints' Λ(t).
     """
-    X, Y = _draw_pool(config, pool)
-    objectives = [ls.objective(X, y) for y in Y.T]
+    X, Y, objectives = _draw_pool(config, pool)
     descents = {
         dtype: ls.descend(X, Y, config.step, config.cap, dtype)
         for dtype in (torch.float64, torch.float32)
@@ -122,39 +110,35 @@ def variable_pool_rows(config: Config, *, pool: int) -> Iterator[Row]:
         thetas = torch.stack([descent.iterates[t, :, k] for k, t in enumerate(times)], dim=1)
         penalties = {t: early_stopping(compressed, config.step, t) for t in set(times)}
         median = torch.stack([penalties[t] for t in times]).quantile(0.5, dim=0)
-        for row, _ in _estimates(_endpoint_equations(objectives, thetas), median, config):
+        for row, _ in _estimates(config, objectives, thetas, median):
             yield {"panel": "D", "series": series, "pool": pool, **row}
         for k, t in enumerate(times):
             yield {"panel": "D", "series": f"{series} stops", "pool": pool, "endpoint": k, "t": t}
 
 
-def _draw_pool(config: Config, pool: int) -> tuple[Tensor, Tensor]:
+def _draw_pool(config: Config, pool: int) -> tuple[Tensor, Tensor, list[Objective]]:
+    """Inputs, the observations of a pool's endpoints (columns), and the objective of each."""
     X = ls.draw(config.seed).X
-    return X, ls.draw_pool(X, pool, max(config.endpoints), seed=config.seed)
-
-
-def _endpoint_equations(objectives: list[Objective], thetas: Tensor) -> list[Equations]:
-    """One set of equations per objective, at its column of thetas (p×m)."""
-    regularizer = symmetric()
-    return [
-        endpoint_equations(objective, regularizer, params=ls.as_params(theta))
-        for objective, theta in zip(objectives, thetas.T, strict=True)
-    ]
+    Y = ls.draw_pool(X, pool, max(config.endpoints), seed=config.seed)
+    return X, Y, [ls.objective(X, y) for y in Y.T]
 
 
 def _estimates(
-    equations: list[Equations], truth: Tensor, config: Config
+    config: Config, objectives: list[Objective], thetas: Tensor, truth: Tensor
 ) -> Iterator[tuple[Row, Tensor]]:
-    """For every m, the estimate from the first m endpoints with its error and rank.
+    """For every m, the estimate from the first m endpoints (columns of thetas), its error and rank.
 
     The expected rank is mp − m(m − 1)/2 for m ≤ p: the equations of two endpoints of one symmetric
     Λ share one linear dependence, θᵢᵀΛθⱼ = θⱼᵀΛθᵢ.
     """
-    size = len(truth)
+    equations = [
+        endpoint_equations(objective, symmetric(), params=ls.as_params(theta))
+        for objective, theta in zip(objectives, thetas.T, strict=True)
+    ]
     for m in config.endpoints:
         pooled = fit(stack(equations[:m]))
-        independent = min(m, size)
-        expected = independent * size - independent * (independent - 1) // 2
+        independent = min(m, len(truth))
+        expected = independent * len(truth) - independent * (independent - 1) // 2
         error = ls.relative_error(pooled.matrix(), truth)
         row = {"m": m, "value": error, "rank": pooled.rank, "rank_expected": expected}
         yield row, pooled.matrix()
@@ -174,8 +158,7 @@ def scalar_rows(config: Config) -> Iterator[Row]:
         adam_start = time.perf_counter()
         adam, epochs = _published_fit(2 * X.T @ (X @ theta - y) / len(X), theta, config)
         adam_end = time.perf_counter()
-        scores = score_examples(exact)
-        low, high = scores.error_bars().intervals(exact.strengths)["l2"]
+        low, high = score_examples(exact).error_bars().intervals(exact.strengths)["l2"]
         yield {
             "panel": "E",
             "series": "scalar",

@@ -1,19 +1,5 @@
-"""Elastic net: explicit penalties of training, estimated from the trained weights."""
+"""Recovering explicit regularization
 
-from functools import partial
-
-from tacit_paper import Work
-from tacit_paper.elastic_net.checks import check
-from tacit_paper.elastic_net.config import PAPER, QUICK, Config
-from tacit_paper.elastic_net.estimates import polished_rows, sweep_rows
-from tacit_paper.elastic_net.figure import plot
-from tacit_paper.elastic_net.retraining import retrained_rows
-
-__all__ = ["CAPTION", "PAPER", "QUICK", "TITLE", "Config", "check", "plot", "work"]
-
-TITLE = "Recovering explicit regularization"
-
-CAPTION = """
 Networks with one hidden layer were trained with a smoothed L1 penalty of strength λ₁ and a ridge
 penalty of strength λ₂, six values each, on ten data sets. Both strengths are then estimated from
 the trained weights, without using the true values. Lines are medians over data sets. Open markers
@@ -36,7 +22,18 @@ require it. Polished rows: minimising the same objective further by L-BFGS from 
 gives both strengths to five digits in the median of every cell, so the remaining error is that of
 unfinished training. Retrained rows: training again from the same initial weights and through the
 same batches, with the true, the estimated and no penalty.
-""".strip()
+"""
+
+from functools import partial
+
+from tacit_paper import Work
+from tacit_paper.elastic_net.checks import check
+from tacit_paper.elastic_net.config import PAPER, QUICK, Config
+from tacit_paper.elastic_net.estimates import polished_rows, sweep_rows
+from tacit_paper.elastic_net.figure import plot
+from tacit_paper.elastic_net.retraining import retrained_rows
+
+__all__ = ["PAPER", "QUICK", "Config", "check", "plot", "work"]
 
 
 def work(config: Config, device: str) -> Work:

@@ -3,14 +3,11 @@
 import math
 import time
 from collections.abc import Iterator, Sequence
-from itertools import product
+from itertools import pairwise, product
 
 from torch.nn import functional as F
 
-from tacit import ensembles
-from tacit.equations.endpoint import endpoint_equations
-from tacit.fitting.fits import Fit, fit
-from tacit.regularizers import l2, smooth_l1
+from tacit import Fit, endpoint_equations, fit
 from tacit.validation import penalty
 from tacit.validation.minimising import minimise
 from tacit.validation.penalised import PenalisedObjective
@@ -25,58 +22,44 @@ def sweep_rows(config: Config, device: str, *, optimizer: str) -> Iterator[Row]:
     """Three rows per network of the sweep: `last`, `drift` and `published`; then one of times."""
     combinations = product(config.strengths, config.strengths, range(config.seeds))
     sweep = Sweep(config, [Member(*combination) for combination in combinations], device)
-    regularizers = [smooth_l1(config.beta), l2()]
-    before_training = time.perf_counter()
-    run = sweep.train(regularizers, optimizer=optimizer)
-    before_exact = time.perf_counter()
-    data = sweep.data
-    last = ensembles.fits(ensembles.endpoint_equations(run.last, F.mse_loss, data, regularizers))
-    drift = ensembles.fits(ensembles.epoch_equations(run, F.mse_loss, data, regularizers))
-    before_published = time.perf_counter()
+    times = [time.perf_counter()]
+    run = sweep.train(optimizer)
+    times.append(time.perf_counter())
+    last, drift = sweep.fits(run)
+    times.append(time.perf_counter())
     products = gradient_products(
-        run.last, F.mse_loss, data, regularizers,
+        run.last, F.mse_loss, sweep.data, sweep.regularizers,
         batch_size=config.batch_size, shuffles=config.shuffles,
     )  # fmt: skip
     settings = FitSettings(config.fit_rate, config.fit_epochs, config.fit_patience)
     strengths, epochs, _ = fit_as_published(products, settings)
-    end = time.perf_counter()
+    times.append(time.perf_counter())
     for m, member in enumerate(sweep.members):
         network = {"optimizer": optimizer, "epochs": int(run.epochs[m]), **vars(member)}
         yield {**network, "estimate": "last", **_fit_columns(last[m])}
         yield {**network, "estimate": "drift", **_fit_columns(drift[m])}
-        yield {
-            **network, "estimate": "published", "fit_epochs": int(epochs[m]),
-            **_published_columns(strengths[m].tolist(), last[m]),
-        }  # fmt: skip
-    yield {
-        "estimate": "time",
-        "optimizer": optimizer,
-        "members": len(sweep.members),
-        "train_seconds": before_exact - before_training,
-        "exact_seconds": before_published - before_exact,
-        "published_seconds": end - before_published,
-    }
+        published = _published_columns(strengths[m].tolist(), last[m])
+        yield {**network, "estimate": "published", "fit_epochs": int(epochs[m]), **published}
+    stages = zip(("train", "exact", "published"), pairwise(times), strict=True)
+    seconds = {f"{stage}_seconds": end - start for stage, (start, end) in stages}
+    yield {"estimate": "time", "optimizer": optimizer, "members": len(sweep.members), **seconds}
 
 
 def _fit_columns(result: Fit) -> Row:
     """The columns that describe an exact fit: strengths, interval ends, diagnostics, problems."""
     l1_hat, l2_hat = result.strengths.values()
-    intervals = result.intervals().get("training", {})
-    interval_ends = {
-        f"{name}_{end}": value
-        for name, interval in zip(("l1", "l2"), intervals.values(), strict=False)
-        for end, value in zip(("low", "high"), interval, strict=True)
-    }
-    return {
+    columns = {
         "l1_hat": l1_hat,
         "l2_hat": l2_hat,
         "explained": result.explained,
         "residual_ratio": result.residual_ratio,
         "condition": result.condition,
         "gradient_norm": result.gradient_norm,
-        **interval_ends,
-        "problems": join_kinds(result.problems),
     }
+    intervals = result.intervals().get("training", {})
+    for name, (low, high) in zip(("l1", "l2"), intervals.values(), strict=False):
+        columns |= {f"{name}_low": low, f"{name}_high": high}
+    return {**columns, "problems": join_kinds(result.problems)}
 
 
 def _published_columns(strengths: Sequence[float], exact: Fit) -> Row:
@@ -102,17 +85,15 @@ def polished_rows(config: Config, device: str, *, seeds: Sequence[int]) -> Itera
     """
     members = [Member(*cell, seed) for cell, seed in product(config.polished, seeds)]
     sweep = Sweep(config, members, device)
-    regularizers = [smooth_l1(config.beta), l2()]
-    run = sweep.train(regularizers)
+    run = sweep.train()
     for m, member in enumerate(members):
         objective = sweep.objective(run.last, m)
         strengths = {"smooth_l1": member.l1, "l2": member.l2}
         start = time.perf_counter()
-        penalised_loss = PenalisedObjective(objective, penalty(regularizers, strengths))
-        minimum = minimise(penalised_loss, penalised_loss.flatten(objective.params))
-        equations = endpoint_equations(
-            objective, regularizers, params=penalised_loss.unflatten(minimum.theta)
-        )
+        penalised_loss = PenalisedObjective(objective, penalty(sweep.regularizers, strengths))
+        theta, _ = minimise(penalised_loss, penalised_loss.flatten(objective.params))
+        params = penalised_loss.unflatten(theta)
+        equations = endpoint_equations(objective, sweep.regularizers, params=params)
         yield {
             "estimate": "polished",
             "optimizer": "sgd",

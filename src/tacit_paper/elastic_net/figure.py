@@ -1,20 +1,20 @@
 """The elastic-net figure, drawn from its rows."""
 
+from itertools import product
 from math import log10
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
 
 from tacit_paper import Table, plots
 from tacit_paper.elastic_net.checks import median_errors, select_estimate
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 SYMBOLS = {"l1": "λ₁", "l2": "λ₂"}
 HATS = {"l1": "λ̂₁", "l2": "λ̂₂"}
 ESTIMATES = {"last": "last weights", "drift": "epoch mean + drift"}
 
 
-def plot(rows: Table) -> "Figure":
+def plot(rows: Table) -> "plots.Figure":
     """Estimated against true strengths, errors by cell, and where the published fit stops."""
     with plots.style():
         figure = plots.new_figure(12.5, 10.5)
@@ -23,36 +23,31 @@ def plot(rows: Table) -> "Figure":
         for number, letters in enumerate(("AB", "CD", "EFGHIJ")):
             places: Any = grid[number].subgridspec(1, len(letters))
             panels |= {a: figure.add_subplot(s) for a, s in zip(letters, places, strict=True)}
-        combinations = [(estimate, strength) for estimate in ESTIMATES for strength in SYMBOLS]
-        for letter, (estimate, strength) in zip("ABCD", combinations, strict=True):
-            other = "l2" if strength == "l1" else "l1"
-            _plot_estimates(panels[letter], select_estimate(rows, estimate), strength, other)
-            title = f"{letter}  {SYMBOLS[strength]} recovered: {ESTIMATES[estimate]}"
-            panels[letter].set_title(title)
-        image: Any = None
-        for letter, (estimate, strength) in zip("EFGH", combinations, strict=True):
-            errors = median_errors(select_estimate(rows, estimate))
-            image = _plot_cells(panels[letter], errors[f"{strength}_error"], errors.flagged >= 0.5)
-            title = f"{letter}  Error of {HATS[strength]}:\n{ESTIMATES[estimate]}"
-            panels[letter].set_title(title)
+        combinations = product(ESTIMATES.items(), SYMBOLS)
+        for a, e, ((estimate, label), strength) in zip("ABCD", "EFGH", combinations, strict=True):
+            chosen = select_estimate(rows, estimate)
+            _plot_estimates(panels[a], chosen, strength)
+            panels[a].set_title(f"{a}  {SYMBOLS[strength]} recovered: {label}")
+            errors = median_errors(chosen)
+            _plot_cells(panels[e], errors[f"{strength}_error"], errors.flagged >= 0.5)
+            panels[e].set_title(f"{e}  Error of {HATS[strength]}:\n{label}")
+        published = select_estimate(rows, "published").groupby(["l1", "l2"])
         for letter, strength in zip("IJ", SYMBOLS, strict=True):
-            cells = select_estimate(rows, "published").groupby(["l1", "l2"])
-            distances = cells[f"{strength}_distance"].median()
+            distances = published[f"{strength}_distance"].median()
             _plot_cells(panels[letter], distances, distances < 0)
             title = f"{letter}  Published fit of {HATS[strength]}:\ndistance from exact"
             panels[letter].set_title(title)
-        bar = figure.colorbar(
-            image, ax=[panels[letter] for letter in "EFGHIJ"], location="bottom", aspect=60
-        )
+        panels["E"].set_ylabel("true λ₁")
+        cells = [panels[letter] for letter in "EFGHIJ"]
+        bar = figure.colorbar(cells[0].images[0], ax=cells, location="bottom", aspect=60)
         bar.set_label(
             "median over data sets of the relative error (E–H) or distance from the exact solution "
             "(I, J); hatched: a Problem in at least half of the data sets"
         )
-        panels["E"].set_ylabel("true λ₁")
     return figure
 
 
-def _plot_estimates(axes: Any, rows: Table, strength: str, other: str) -> None:
+def _plot_estimates(axes: Any, rows: Table, strength: str) -> None:
     """Median estimate over data sets against the true value, one line per value of the other.
 
     Bars are the interval of a single run where there is one (its median ends), and otherwise the
@@ -60,13 +55,12 @@ def _plot_estimates(axes: Any, rows: Table, strength: str, other: str) -> None:
     """
     import matplotlib as mpl
 
-    values = sorted(rows[other].unique())
-    colours = mpl.colormaps["viridis"]
-    truth = sorted(rows[strength].unique())
+    other = "l2" if strength == "l1" else "l1"
+    truth, values = (sorted(rows[name].unique()) for name in (strength, other))
     axes.plot(truth, truth, color="black", ls="--", lw=1, label="exact", zorder=1)
     lowest = min(truth) / 30
     for i, value in enumerate(values):
-        colour = colours(0.92 * i / max(1, len(values) - 1))
+        colour = mpl.colormaps["viridis"](0.92 * i / max(1, len(values) - 1))
         cells = rows[rows[other] == value].groupby(strength)
         quartiles = cells[f"{strength}_hat"].quantile([0.25, 0.5, 0.75]).unstack()
         flagged = (cells.problems.agg(lambda kinds: (kinds != "").mean()) >= 0.5).to_numpy()
@@ -92,28 +86,25 @@ def _plot_estimates(axes: Any, rows: Table, strength: str, other: str) -> None:
     axes.legend(ncols=3, fontsize=7, loc="upper left")
 
 
-def _plot_cells(axes: Any, values: Table, hatched: Table) -> Any:
+def _plot_cells(axes: Any, values: Table, hatched: Table) -> None:
     """One number per cell of true strengths, on a logarithmic colour scale."""
     from matplotlib.colors import LogNorm
+    from matplotlib.patches import Rectangle
 
     table, hatching = values.unstack(), hatched.unstack()
-    image = axes.imshow(
-        table.clip(1e-3, 10), norm=LogNorm(1e-3, 10), cmap="RdYlBu_r", origin="lower", aspect="auto"
-    )
-    for i, line in enumerate(table.to_numpy()):
-        for j, value in enumerate(line):
-            colour = "white" if value < 4e-3 or value > 3 else "black"
-            label = _format_error(value)
-            axes.text(j, i, label, ha="center", va="center", fontsize=6, color=colour)
-            if hatching.iloc[i, j]:
-                axes.add_patch(_hatched_square(j, i))
-    axes.set(xticks=range(len(table.columns)), yticks=range(len(table.index)))
-    axes.set_xticklabels(map(_format_strength, table.columns))
-    axes.set_yticklabels(map(_format_strength, table.index))
+    colours = {"norm": LogNorm(1e-3, 10), "cmap": "RdYlBu_r"}
+    axes.imshow(table.clip(1e-3, 10), origin="lower", aspect="auto", **colours)
+    hatch = {"fill": False, "hatch": "////", "lw": 0, "ec": "black", "alpha": 0.35}
+    for (i, j), value in np.ndenumerate(table):
+        colour = "white" if value < 4e-3 or value > 3 else "black"
+        axes.text(j, i, _format_error(value), ha="center", va="center", fontsize=6, color=colour)
+        if hatching.iloc[i, j]:
+            axes.add_patch(Rectangle((j - 0.5, i - 0.5), 1, 1, **hatch))
+    axes.set_xticks(range(len(table.columns)), map(_format_strength, table.columns))
+    axes.set_yticks(range(len(table.index)), map(_format_strength, table.index))
     axes.tick_params(labelsize=6.5)
     axes.set_xlabel("true λ₂")
     axes.grid(visible=False)
-    return image
 
 
 def _format_error(value: float) -> str:
@@ -126,11 +117,3 @@ def _format_error(value: float) -> str:
 def _format_strength(value: float) -> str:
     """A strength in few characters, as a power of ten where it is small."""
     return f"{value:g}" if value >= 0.01 else f"$10^{{{round(log10(value))}}}$"
-
-
-def _hatched_square(column: int, row: int) -> Any:
-    from matplotlib.patches import Rectangle
-
-    return Rectangle(
-        (column - 0.5, row - 0.5), 1, 1, fill=False, hatch="////", lw=0, ec="black", alpha=0.35
-    )

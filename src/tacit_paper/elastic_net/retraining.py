@@ -3,12 +3,8 @@
 from collections.abc import Iterator
 from functools import partial
 
-from torch.nn import functional as F
-
-from tacit import ensembles
-from tacit.objective.params import Params
-from tacit.regularizers import l2, smooth_l1
-from tacit.validation import validate
+from tacit import validate
+from tacit.objective import Params
 from tacit_paper import Row
 from tacit_paper.elastic_net.config import Config
 from tacit_paper.elastic_net.training import Member, Sweep
@@ -22,14 +18,9 @@ def retrained_rows(config: Config, device: str) -> Iterator[Row]:
     the true strengths, with both estimates, and without a penalty as the control. All of these runs
     are trained as one ensemble.
     """
-    regularizers = [smooth_l1(config.beta), l2()]
     sweep = Sweep(config, [Member(*network) for network in config.retrained], device)
-    original = sweep.train(regularizers)
-    data = sweep.data
-    last = ensembles.fits(
-        ensembles.endpoint_equations(original.last, F.mse_loss, data, regularizers)
-    )
-    drift = ensembles.fits(ensembles.epoch_equations(original, F.mse_loss, data, regularizers))
+    original = sweep.train()
+    last, drift = sweep.fits(original)
     strengths = {
         "true": [{"smooth_l1": member.l1, "l2": member.l2} for member in sweep.members],
         "drift": [fit.strengths for fit in drift],
@@ -42,26 +33,23 @@ def retrained_rows(config: Config, device: str) -> Iterator[Row]:
         for penalty, member in zip(penalties, sweep.members, strict=True)
     ]
     epochs = original.epochs.tolist() * len(strengths)
-    retrained = Sweep(config, members, device).train(regularizers, epochs=epochs).last
+    retrained = Sweep(config, members, device).train(epochs=epochs).last
     count = len(sweep.members)
     for m, member in enumerate(sweep.members):
         objective = sweep.objective(original.last, m)
-        control = retrained.member((len(strengths) - 1) * count + m)
-        for k, (name, penalties) in enumerate(list(strengths.items())[:-1]):
-            validation = validate(
-                penalties[m], objective, regularizers,
-                train=partial(
-                    _look_up_weights, objective.params, retrained.member(k * count + m), control
-                ),
-            )  # fmt: skip
+        control = retrained.member(3 * count + m)
+        for k, name in enumerate(("true", "drift", "last")):
+            penalties, weights = strengths[name][m], retrained.member(k * count + m)
+            look_up = partial(_look_up_weights, objective.params, weights, control)
+            validation = validate(penalties, objective, sweep.regularizers, train=look_up)
             certificate = validation.certificate
             yield {
                 "estimate": f"retrained {name}",
                 "optimizer": "sgd",
                 "epochs": int(original.epochs[m]),
                 **vars(member),
-                "l1_hat": penalties[m]["smooth_l1"],
-                "l2_hat": penalties[m]["l2"],
+                "l1_hat": penalties["smooth_l1"],
+                "l2_hat": penalties["l2"],
                 "distance": validation.penalised.distance,
                 "control_distance": validation.control.distance,
                 "verdict": "" if certificate is None else certificate.verdict,

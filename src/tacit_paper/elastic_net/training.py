@@ -2,15 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-from tacit import ensembles
+from tacit import Fit, Objective, Regularizer, ensembles, l2, smooth_l1
 from tacit.ensembles import SGD, Adam, Data, Ensemble, Plan, Run, Stopping
-from tacit.objective.objective import Objective
-from tacit.regularizers import Regularizer
 from tacit_paper.elastic_net.config import Config
 
 
@@ -31,64 +30,60 @@ class Sweep:
     members: Sequence[Member]
     device: str
 
-    @property
+    @cached_property
+    def regularizers(self) -> list[Regularizer]:
+        """The penalties of training: `smooth_l1` with strength λ₁, and `l2` with strength λ₂."""
+        return [smooth_l1(self.config.beta), l2()]
+
+    @cached_property
     def data(self) -> Data:
         """Training data of every member."""
         seeds = sorted({member.seed for member in self.members})
         data_sets = [draw_data_set(self.config, seed) for seed in seeds]
-        return Data(
-            torch.stack([X for X, _ in data_sets]).to(self.device),
-            torch.stack([y for _, y in data_sets]).to(self.device),
-            [seeds.index(member.seed) for member in self.members],
-        )
+        X, y = (torch.stack(parts).to(self.device) for parts in zip(*data_sets, strict=True))
+        return Data(X, y, [seeds.index(member.seed) for member in self.members])
 
-    @property
-    def initial(self) -> Ensemble:
-        """The members before training; all members of one data set have the same weights."""
-        size, width = self.config.inputs, self.config.width
-        ensemble = ensembles.initialise(
-            lambda: nn.Sequential(nn.Linear(size, width), nn.ReLU(), nn.Linear(width, 1)),
-            [1000 + member.seed for member in self.members],
-        )
-        return ensemble.to(self.device)
-
-    def train(
-        self,
-        regularizers: Sequence[Regularizer],
-        *,
-        optimizer: str = "sgd",
-        epochs: Sequence[int] | None = None,
-    ) -> Run:
-        """Train all members on loss + λ₁ smooth_l1 + λ₂ l2.
+    def train(self, optimizer: str = "sgd", epochs: Sequence[int] | None = None) -> Run:
+        """Train all members on loss + penalties; those of one data set start at the same weights.
 
         Args:
-            regularizers: smooth_l1 and l2, in this order.
             optimizer: `sgd` or `adam`.
             epochs: epochs of each member, without early stopping. By default training stops early,
                 after at most `config.epochs`.
         """
-        config = self.config
+        config, members = self.config, self.members
+        initial = ensembles.initialise(
+            lambda: nn.Sequential(
+                nn.Linear(config.inputs, config.width), nn.ReLU(), nn.Linear(config.width, 1)
+            ),
+            [1000 + member.seed for member in members],
+        )
         plan = Plan(
             SGD(config.rate) if optimizer == "sgd" else Adam(config.rate),
             config.epochs if epochs is None else epochs,
             config.batch_size,
             Stopping(config.patience) if epochs is None else None,
-            averaged=regularizers[:1],
+            averaged=self.regularizers[:1],
             recorded_epochs=config.kept,
         )
-        strengths = ([member.l1 for member in self.members], [member.l2 for member in self.members])
+        strengths = ([member.l1 for member in members], [member.l2 for member in members])
         return ensembles.train(
-            self.initial, F.mse_loss, self.data, plan,
-            seeds=[2000 + member.seed for member in self.members],
-            penalties=dict(zip(regularizers, strengths, strict=True)),
+            initial.to(self.device), F.mse_loss, self.data, plan,
+            seeds=[2000 + member.seed for member in members],
+            penalties=dict(zip(self.regularizers, strengths, strict=True)),
         )  # fmt: skip
+
+    def fits(self, run: Run) -> tuple[list[Fit], list[Fit]]:
+        """Exact fits of all members: at the last weights, and from the last epochs' means."""
+        last = ensembles.endpoint_equations(run.last, F.mse_loss, self.data, self.regularizers)
+        drift = ensembles.epoch_equations(run, F.mse_loss, self.data, self.regularizers)
+        return ensembles.fits(last), ensembles.fits(drift)
 
     def objective(self, ensemble: Ensemble, index: int) -> Objective:
         """The loss of one trained member over its training data, in float64."""
         X, y = draw_data_set(self.config, self.members[index].seed)
-        model = ensemble.module(index).double()
-        device = next(model.parameters()).device
-        return Objective(model, F.mse_loss, (X.double().to(device), y.double().to(device)))
+        data = (X.double().to(self.device), y.double().to(self.device))
+        return Objective(ensemble.module(index).double(), F.mse_loss, data)
 
 
 def draw_data_set(config: Config, seed: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,18 +1,5 @@
-"""Long horizon: how far gradient descent moves away from two flows over many steps."""
+"""Implicit gradient regularization over many steps
 
-from functools import partial
-
-from tacit_paper import Work, on_one_thread
-from tacit_paper.long_horizon.checks import check
-from tacit_paper.long_horizon.config import PAPER, QUICK, Config
-from tacit_paper.long_horizon.distances import least_squares_rows, network_rows
-from tacit_paper.long_horizon.figure import plot
-
-__all__ = ["CAPTION", "PAPER", "QUICK", "TITLE", "Config", "check", "plot", "work"]
-
-TITLE = "Implicit gradient regularization over many steps"
-
-CAPTION = """
 Gradient descent, the gradient flow of the loss, and the flow of the modified loss L + (η/4)‖∇L‖²
 start at the same weights and run for the same time. Lines are the distances of descent from each of
 the two flows. On least squares and in a tanh network the modified flow stays close to descent: the
@@ -26,7 +13,17 @@ among its computations and shows no figure of them, so this figure is new. What 
 open is chosen here: least squares starts at zero; the networks start at torch's initial weights,
 have hidden layers without bias, and see normalised pixels; everything is computed in float64. The
 quick preset uses scikit-learn's digits.
-""".strip()
+"""
+
+from functools import partial
+
+from tacit_paper import Work, on_one_thread
+from tacit_paper.long_horizon.checks import check
+from tacit_paper.long_horizon.config import PAPER, QUICK, Config
+from tacit_paper.long_horizon.distances import least_squares_rows, network_rows
+from tacit_paper.long_horizon.figure import plot
+
+__all__ = ["PAPER", "QUICK", "Config", "check", "plot", "work"]
 
 
 def work(config: Config, device: str) -> Work:

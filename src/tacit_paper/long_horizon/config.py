@@ -29,11 +29,6 @@ class Config:
 
 PAPER = Config()
 QUICK = Config(
-    steps=30,
-    data="digits",
-    normalisation=(0.3053, 0.3761),
-    network_steps=12,
-    network_examples=500,
-    hidden=(32, 16),
-    substeps=3,
-)
+    steps=30, data="digits", normalisation=(0.3053, 0.3761), network_steps=12,
+    network_examples=500, hidden=(32, 16), substeps=3,
+)  # fmt: skip

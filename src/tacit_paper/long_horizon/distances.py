@@ -8,12 +8,12 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from tacit.equations.flow import rk4
-from tacit.objective.objective import Objective
+from tacit import Objective, rk4
 from tacit.objective.params import Params, norm
 from tacit_paper import Row
 from tacit_paper import least_squares as ls
 from tacit_paper.long_horizon.config import Config
+from tacit_paper.step_size.config import Config as StepSizeConfig
 from tacit_paper.step_size.networks import build_network, load_data
 
 ACTIVATIONS: Mapping[str, type[nn.Module]] = {"tanh": nn.Tanh, "ReLU": nn.ReLU}
@@ -22,30 +22,26 @@ ACTIVATIONS: Mapping[str, type[nn.Module]] = {"tanh": nn.Tanh, "ReLU": nn.ReLU}
 def least_squares_rows(config: Config, eta: float) -> Iterator[Row]:
     """Distances on least squares from zero, on the CPU: the problem is too small for a GPU."""
     X, _, y = ls.draw(noise=config.noise, examples=config.examples, size=config.inputs)
-    objective = ls.objective(X, y)
     start = ls.as_params(torch.zeros(config.inputs))
-    for row in distances_from_flows(
-        objective, start, eta, steps=config.steps, substeps=config.substeps
-    ):
-        yield {"case": "least squares", **row}
+    rows = distances_from_flows(ls.objective(X, y), start, eta, config.steps, config.substeps)
+    yield from ({"case": "least squares", **row} for row in rows)
 
 
 def network_rows(config: Config, activation: str, device: str) -> Iterator[Row]:
     """Distances for the cross-entropy of a small network from its initial weights."""
-    X, y = load_data(
-        config.data, config.normalisation, train=config.network_examples, device=device
-    ).train
+    settings = StepSizeConfig(
+        data=config.data, normalisation=config.normalisation, train=config.network_examples
+    )
+    X, y = load_data(settings, device).train
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
         model = build_network((X.shape[1], *config.hidden, 10), ACTIVATIONS[activation])
-    objective = Objective(
-        model.double().to(device), F.cross_entropy, (X.double(), y), batch_size=len(X)
+    data = (X.double(), y)
+    objective = Objective(model.double().to(device), F.cross_entropy, data, batch_size=len(X))
+    rows = distances_from_flows(
+        objective, objective.params, config.network_eta, config.network_steps, config.substeps
     )
-    for row in distances_from_flows(
-        objective, objective.params, config.network_eta,
-        steps=config.network_steps, substeps=config.substeps,
-    ):  # fmt: skip
-        yield {"case": activation, **row}
+    yield from ({"case": activation, **row} for row in rows)
 
 
 @dataclass(frozen=True)
@@ -66,7 +62,7 @@ class ModifiedLoss:
 
 
 def distances_from_flows(
-    objective: Objective, start: Params, eta: float, *, steps: int, substeps: int
+    objective: Objective, start: Params, eta: float, steps: int, substeps: int
 ) -> Iterator[Row]:
     """Distances of gradient descent from both flows, and from the start, after every step."""
     flow = rk4(substeps)

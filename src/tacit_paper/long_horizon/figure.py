@@ -1,17 +1,14 @@
 """The long-horizon figure, drawn from its rows."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tacit_paper import Table, plots
 from tacit_paper.long_horizon.checks import final_ratios
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 CASE_TITLES = {"least squares": "Least squares", "tanh": "tanh network", "ReLU": "ReLU network"}
 
 
-def plot(rows: Table) -> "Figure":
+def plot(rows: Table) -> "plots.Figure":
     """Both distances against the number of steps, one panel per case."""
     units = sorted(dict.fromkeys(rows.unit), key=lambda unit: unit == "ReLU")
     with plots.style():
@@ -21,8 +18,8 @@ def plot(rows: Table) -> "Figure":
             _plot_case(axes, rows[rows.unit == unit].sort_values("step"))
             axes.set_title(f"{letter}  {axes.get_title(loc='left')}")
         panels[0].set_ylabel("distance of descent from …")
-        handles, labels = panels[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside upper center", ncols=2)
+        names = panels[0].get_legend_handles_labels()
+        figure.legend(*names, loc="outside upper center", ncols=2)
     return figure
 
 

@@ -1,19 +1,5 @@
-"""Step size: gradient descent's implicit penalty on ‖∇L‖², estimated from its steps."""
+"""Implicit gradient regularization: the step size as a penalty
 
-from functools import cache, partial
-
-from tacit_paper import Work, on_one_thread
-from tacit_paper.step_size.checks import check
-from tacit_paper.step_size.config import PAPER, QUICK, Config
-from tacit_paper.step_size.estimates import least_squares_rows, width_rows
-from tacit_paper.step_size.figure import plot
-from tacit_paper.step_size.networks import load_data
-
-__all__ = ["CAPTION", "PAPER", "QUICK", "TITLE", "Config", "check", "plot", "work"]
-
-TITLE = "Implicit gradient regularization: the step size as a penalty"
-
-CAPTION = """
 A step of gradient descent of size η does not follow the gradient flow of the loss. It stays closer
 to the flow of the loss plus (η/4)‖∇L‖², or λ‖∇L‖²/p with λ = ηp/4 (Barrett & Dherin 2021). Networks
 of many widths were trained with many step sizes, and from each network five full-batch steps were
@@ -33,7 +19,18 @@ open; here the hidden layers have no bias and the last one has, pixels are norma
 one seed. Different: panel (D) and the second column are added. Networks that never reached 90 % on
 the training set have no estimate, as published; here they are named below the panels, and the rows
 contain them with the reason. The quick preset uses scikit-learn's digits and smaller networks.
-""".strip()
+"""
+
+from functools import cache, partial
+
+from tacit_paper import Work, on_one_thread
+from tacit_paper.step_size.checks import check
+from tacit_paper.step_size.config import PAPER, QUICK, Config
+from tacit_paper.step_size.estimates import least_squares_rows, width_rows
+from tacit_paper.step_size.figure import plot
+from tacit_paper.step_size.networks import load_data
+
+__all__ = ["PAPER", "QUICK", "Config", "check", "plot", "work"]
 
 
 def work(config: Config, device: str) -> Work:
@@ -42,14 +39,7 @@ def work(config: Config, device: str) -> Work:
     Units run on one thread where the device is the CPU, which is fastest for the small networks of
     `QUICK`. The networks of `PAPER` need a GPU.
     """
-
-    @cache  # the data is read once, and only if a unit needs it
-    def split():
-        return load_data(
-            config.data, config.normalisation,
-            train=config.train, validation=config.validation, test=config.test, device=device,
-        )  # fmt: skip
-
+    split = cache(partial(load_data, config, device))  # read once, and only if a unit needs it
     units: Work = {"least squares": partial(least_squares_rows, config)}
     for width in config.widths:
         units[f"width {width}"] = lambda width=width: width_rows(config, split(), width)

@@ -6,11 +6,8 @@ from collections.abc import Iterator
 from torch import nn
 from torch.nn import functional as F
 
-from tacit.equations.flow import rk4
-from tacit.equations.trajectory import Trajectory, trajectory_equations
-from tacit.fitting.fits import fit
+from tacit import Objective, Trajectory, fit, rk4, trajectory_equations
 from tacit.objective.losses import Loss
-from tacit.objective.objective import Objective
 from tacit.objective.params import norm
 from tacit.regularizers import gradient_norm
 from tacit_paper import Row
@@ -26,13 +23,9 @@ def width_rows(config: Config, split: Split, width: int) -> Iterator[Row]:
     start = time.perf_counter()
     networks = train_networks(config, split, width)
     test_accuracy, _ = accuracy_and_loss(networks.ensemble, split.test)
-    columns = (networks.epoch, networks.accuracy, networks.validation, test_accuracy)
-    numbers = zip(*(column.tolist() for column in columns), strict=True)
     seconds = time.perf_counter() - start
     X, y = (part[: config.probe] for part in split.train)
-    for m, (eta, (epoch, train, validation, test)) in enumerate(
-        zip(config.etas, numbers, strict=True)
-    ):
+    for m, eta in enumerate(config.etas):
         model = networks.ensemble.module(m).double()
         row: Row = {
             "kind": "network",
@@ -41,11 +34,13 @@ def width_rows(config: Config, split: Split, width: int) -> Iterator[Row]:
             "parameters": sum(p.numel() for p in model.parameters()),
             "trained": not networks.reason[m],
             "reason": networks.reason[m],
-            "train_accuracy": train,
+            "train_accuracy": float(networks.accuracy[m]),
             "train_seconds": seconds,  # of all step sizes together
         }
-        if epoch:
-            row |= {"epoch": epoch, "validation_accuracy": validation, "test_accuracy": test}
+        if row["trained"]:
+            row["epoch"] = int(networks.epoch[m])
+            row["validation_accuracy"] = float(networks.validation[m])
+            row["test_accuracy"] = float(test_accuracy[m])
             row |= estimate_from_steps(config, model, F.cross_entropy, (X.double(), y), eta)
         yield row
 

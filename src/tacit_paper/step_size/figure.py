@@ -2,16 +2,13 @@
 
 import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tacit_paper import Table, plots
 from tacit_paper.step_size.checks import select_least_squares, select_networks, select_trained
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
-
-def plot(rows: Table) -> "Figure":
+def plot(rows: Table) -> "plots.Figure":
     """The three published panels, the ratio to theory, and the networks without an estimate."""
     trained = select_trained(rows)
     with plots.style():
@@ -23,20 +20,19 @@ def plot(rows: Table) -> "Figure":
             gradients.plot(width.lambda_hat, width.r_ig, **style)
             accuracies.plot(width.lambda_hat, 100 * width.test_accuracy, **style)
             strengths.plot(width.lambda_theory, width.lambda_hat, **{**style, "linestyle": "none"})
-        gradients.set(xscale="log", yscale="log", ylabel=r"$R_\mathrm{IG}$ = ‖∇L‖²/p")
-        accuracies.set(xscale="log", ylabel="test accuracy (%)")
-        gradients.set_title("A  Mean squared gradient")
-        accuracies.set_title("B  Test accuracy")
+        gradients.set(title="A  Mean squared gradient", yscale="log")
+        gradients.set_ylabel(r"$R_\mathrm{IG}$ = ‖∇L‖²/p")
+        accuracies.set(title="B  Test accuracy", ylabel="test accuracy (%)")
         for axes in (gradients, accuracies):
-            axes.set_xlabel("estimated strength, λ̂")
-            axes.set_xlim(_decades_around(trained.lambda_hat))
+            limits = _decades_around(trained.lambda_hat)
+            axes.set(xscale="log", xlabel="estimated strength, λ̂", xlim=limits)
         _finish_strengths(strengths, trained)
         _plot_ratios(ratios, lines, select_least_squares(rows))
         for axes in (gradients, accuracies, strengths, ratios):
             # Below two decades matplotlib would label every minor tick, one over the other.
             axes.xaxis.set_minor_formatter("")
-        handles, labels = gradients.get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside right upper", title="hidden layers")
+        names = gradients.get_legend_handles_labels()
+        figure.legend(*names, loc="outside right upper", title="hidden layers")
         figure.supxlabel(describe_missing(rows), fontsize=8.5, color=plots.RED, x=0.01, ha="left")
     return figure
 
@@ -54,21 +50,17 @@ def _lines_by_width(trained: Table) -> Iterator[tuple[str, Any, Table]]:
 
 def _decades_around(values: Table) -> tuple[float, float]:
     """The powers of ten just below and just above all values."""
-    return (
-        10.0 ** math.floor(math.log10(values.min() / 1.1)),
-        10.0 ** math.ceil(math.log10(values.max() * 1.1)),
-    )
+    low, high = math.log10(values.min() / 1.1), math.log10(values.max() * 1.1)
+    return 10.0 ** math.floor(low), 10.0 ** math.ceil(high)
 
 
 def _finish_strengths(axes: Any, trained: Table) -> None:
     """The diagonal, labels and legend of estimated against predicted strengths."""
     ends = [trained.lambda_theory.min() / 2, trained.lambda_theory.max() * 2]
-    axes.plot(ends, ends, color="black", linestyle="--", linewidth=1, label="equal", zorder=1)
-    axes.set(xscale="log", yscale="log", xlabel="predicted strength, ηp/4")
-    axes.set_ylabel("estimated strength, λ̂")
-    axes.set_title("C  Estimated against predicted")
-    handles, labels = axes.get_legend_handles_labels()
-    axes.legend(handles[-1:], labels[-1:], loc="upper left")
+    equal = axes.plot(ends, ends, "--", color="black", linewidth=1, label="equal", zorder=1)
+    axes.set(title="C  Estimated against predicted", xscale="log", yscale="log")
+    axes.set(xlabel="predicted strength, ηp/4", ylabel="estimated strength, λ̂")
+    axes.legend(handles=equal, loc="upper left")
 
 
 def _plot_ratios(axes: Any, lines: list[tuple[str, Any, Table]], least_squares: Table) -> None:
@@ -78,22 +70,16 @@ def _plot_ratios(axes: Any, lines: list[tuple[str, Any, Table]], least_squares: 
         ("ratio_second", "-", None, "with the flow's next term"),
     )
     lines = [("least squares", plots.GREY, least_squares), *lines]
+    style = {"linewidth": 1, "marker": "o", "markersize": 4.5}
     for column, dashes, face, label in styles:
         for _, colour, line in lines:
-            axes.plot(
-                line.eta, line[column], color=colour, linestyle=dashes, linewidth=1,
-                marker="o", markersize=4.5, markerfacecolor=face or colour,
-            )  # fmt: skip
-        axes.plot(
-            [], [], color="black", linestyle=dashes, linewidth=1, marker="o", markersize=4.5,
-            markerfacecolor=face or "black", label=label,
-        )  # fmt: skip
+            axes.plot(line.eta, line[column], dashes, color=colour, mfc=face or colour, **style)
+        axes.plot([], [], dashes, color="black", mfc=face or "black", label=label, **style)
     axes.plot([], [], color=plots.GREY, marker="o", markersize=4.5, label="least squares")
     axes.axhline(1, color="black", linewidth=1, zorder=1)
     lowest = min(line.ratio_first.min() for _, _, line in lines)
-    axes.set(xscale="log", xlabel="step size η", ylabel="estimated / predicted")
-    axes.set_ylim(min(0.75, lowest - 0.12), 1.02)
-    axes.set_title("D  Ratio, with one term and with two")
+    axes.set(title="D  Ratio, with one term and with two", xscale="log", xlabel="step size η")
+    axes.set(ylabel="estimated / predicted", ylim=(min(0.75, lowest - 0.12), 1.02))
     axes.legend(loc="lower left")
 
 

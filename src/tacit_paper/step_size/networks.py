@@ -26,52 +26,28 @@ class Split(NamedTuple):
     test: Examples
 
 
-def load_data(
-    name: str,
-    normalisation: tuple[float, float],
-    *,
-    train: int,
-    validation: int = 0,
-    test: int = 0,
-    device: str = "cpu",
-) -> Split:
-    """Normalised pixels and labels, split at random.
+def load_data(config: Config, device: str) -> Split:
+    """Normalised pixels and labels, split at random into parts of the configuration's sizes.
 
     Training and validation examples come from a permutation with seed 0, and the test examples of
-    MNIST from a permutation with seed 1.
-
-    Args:
-        name: mnist, or digits, which need no download and whose test examples are those left over.
-        normalisation: mean and standard deviation of a pixel.
-        train: number of training examples.
-        validation: number of examples to choose a checkpoint by.
-        test: number of test examples.
-        device: device of the tensors.
+    MNIST from a permutation with seed 1. Those of the digits are the examples left over.
     """
-    size = train + validation
-    if name == "digits":
-        pixels, labels = data.digits()
-        order = _permutation(len(pixels), seed=0)
-        test_pixels, test_labels = pixels[order[size:]], labels[order[size:]]
+    if config.data == "digits":
+        pixels, labels = test_pixels, test_labels = data.digits()
     else:
         mnist = data.mnist()
-        pixels, labels = _flatten(mnist.train_images), mnist.train_labels
-        order = _permutation(len(pixels), seed=0)
-        test_order = _permutation(len(mnist.test_images), seed=1)
-        test_pixels = _flatten(mnist.test_images)[test_order]
-        test_labels = mnist.test_labels[test_order]
-    mean, deviation = normalisation
-    train_order, validation_order = order[:train], order[train:size]
+        pixels, labels = mnist.train_images.flatten(1).float() / 255, mnist.train_labels
+        test_pixels, test_labels = mnist.test_images.flatten(1).float() / 255, mnist.test_labels
+    order = _permutation(len(pixels), seed=0)
+    train, validation, rest = order.tensor_split((config.train, config.train + config.validation))
+    test = rest if config.data == "digits" else _permutation(len(test_pixels), seed=1)
     parts = (
-        (pixels[train_order], labels[train_order]),
-        (pixels[validation_order], labels[validation_order]),
-        (test_pixels[:test], test_labels[:test]),
+        (pixels[train], labels[train]),
+        (pixels[validation], labels[validation]),
+        (test_pixels[test[: config.test]], test_labels[test[: config.test]]),
     )
+    mean, deviation = config.normalisation
     return Split(*(((x - mean).div(deviation).to(device), y.to(device)) for x, y in parts))
-
-
-def _flatten(images: Tensor) -> Tensor:
-    return images.flatten(1).float() / 255
 
 
 def _permutation(count: int, *, seed: int) -> Tensor:

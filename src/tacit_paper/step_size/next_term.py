@@ -19,8 +19,8 @@ from tacit.errors import InputError
 from tacit.objective import derivatives
 from tacit.objective.losses import Loss
 from tacit.objective.params import Params
-from tacit.regularizers import Regularizer
-from tacit.regularizers.family import Columns
+from tacit.regularizers import Columns, Regularizer
+from tacit.regularizers.family import whole_column
 from tacit_paper.step_size.networks import Examples
 
 NEXT_TERM = "change of H∇L along the flow"
@@ -34,11 +34,7 @@ def flow_change(model: nn.Module, loss: Loss, data: Examples) -> Regularizer:
 
     def bind(params: Params) -> Columns:
         change = change_along_gradient(model, loss, data, params)
-        return Columns(
-            names=(NEXT_TERM,),
-            active=dict.fromkeys(change, (0,)),
-            rows=lambda tensor, part: -change[tensor].flatten()[part].unsqueeze(1),
-        )
+        return whole_column(NEXT_TERM, {name: -tensor for name, tensor in change.items()})
 
     def value(params: Params) -> Tensor:
         raise InputError(

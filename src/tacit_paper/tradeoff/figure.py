@@ -1,30 +1,22 @@
 """Drawing of the trade-off figure, only from its rows."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tacit_paper import Row, Table, plots
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
-
-def plot(rows: Table) -> "Figure":
+def plot(rows: Table) -> "plots.Figure":
     """Three curves, and the two gradients as arrows."""
-    curves = rows[rows.unit == "curves"]
+    curves = rows[rows.unit == "curves"].set_index("theta")
     (optimum,) = rows[rows.unit == "estimate"].to_dict("records")
-    total = curves.loss + curves.penalty
+    total, strength = curves.loss + curves.penalty, f"{optimum['strength']:g}"
     top = float(total.max())
     with plots.style():
         figure = plots.new_figure(5.6, 3.7)
         axis = figure.subplots()
-        axis.plot(curves.theta, curves.loss, color=plots.RED, label="loss L (mean squared error)")
-        axis.plot(
-            curves.theta,
-            curves.penalty,
-            color=plots.BLUE,
-            label=f"penalty R = {optimum['strength']:g} θ²",
-        )
-        axis.plot(curves.theta, total, color="black", label="L + R")
+        axis.plot(curves.loss, color=plots.RED, label="loss L (mean squared error)")
+        axis.plot(curves.penalty, color=plots.BLUE, label=f"penalty R = {strength} θ²")
+        axis.plot(total, color="black", label="L + R")
         _draw_gradients(axis, optimum)
         axis.axvline(optimum["theta"], color=plots.GREY, linestyle=":", linewidth=1)
         axis.axvline(optimum["minimum"], color=plots.GREY, linestyle="--", linewidth=1)
@@ -33,7 +25,7 @@ def plot(rows: Table) -> "Figure":
         axis.set(xlabel="weight θ", ylabel="objective", ylim=(0, top * 1.02))
         axis.set_title(
             f"At the ridge optimum two gradients balance: λ̂ = {optimum['estimated']:.3f} of "
-            f"{optimum['strength']:g} applied"
+            f"{strength} applied"
         )
         axis.legend(loc="center left", bbox_to_anchor=(0.0, 0.72))
     return figure

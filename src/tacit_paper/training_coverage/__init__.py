@@ -1,18 +1,5 @@
-"""Training coverage: how often intervals from one run of SGD contain the penalty it applied."""
+"""Do the error bars of training have the promised coverage?
 
-from functools import partial
-
-from tacit_paper import Work
-from tacit_paper.coverage.checks import check
-from tacit_paper.coverage.figure import plot
-from tacit_paper.training_coverage.config import PAPER, QUICK, Config
-from tacit_paper.training_coverage.estimates import network_rows
-
-__all__ = ["CAPTION", "PAPER", "QUICK", "TITLE", "Config", "check", "plot", "work"]
-
-TITLE = "Do the error bars of training have the promised coverage?"
-
-CAPTION = """
 Elastic nets as in the figure of that name, trained on new data sets, with new initial weights and
 batches. The interval comes from the last five epochs of one run: the mean and drift of each epoch
 give an estimate of the strengths, and how far these estimates disagree gives the error bars. The
@@ -24,7 +11,17 @@ Not in the paper. The intervals allow for an error that all epochs of a run shar
 visited before the mean of its epoch has responded to it, which shifts the estimate of every epoch
 alike, by less than a percent here, and does not average out. The size of this allowance was chosen
 on other seeds.
-""".strip()
+"""
+
+from functools import partial
+
+from tacit_paper import Work
+from tacit_paper.coverage.checks import check
+from tacit_paper.coverage.figure import plot
+from tacit_paper.training_coverage.config import PAPER, QUICK, Config
+from tacit_paper.training_coverage.estimates import network_rows
+
+__all__ = ["PAPER", "QUICK", "Config", "check", "plot", "work"]
 
 
 def work(config: Config, device: str) -> Work:

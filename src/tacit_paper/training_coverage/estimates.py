@@ -2,10 +2,6 @@
 
 from collections.abc import Iterator
 
-from torch.nn import functional as F
-
-from tacit import ensembles
-from tacit.regularizers import l2, smooth_l1
 from tacit_paper import Row
 from tacit_paper.coverage.estimates import interval_rows
 from tacit_paper.elastic_net.config import Config as ElasticNetConfig
@@ -18,10 +14,8 @@ def network_rows(config: Config, device: str, *, seeds: range) -> Iterator[Row]:
     settings = ElasticNetConfig(epochs=config.epochs, kept=config.kept)
     members = [Member(*cell, seed) for cell in config.cells for seed in seeds]
     sweep = Sweep(settings, members, device)
-    regularizers = [smooth_l1(settings.beta), l2()]
-    run = sweep.train(regularizers)
-    equations = ensembles.epoch_equations(run, F.mse_loss, sweep.data, regularizers)
-    for member, fit in zip(members, ensembles.fits(equations), strict=True):
+    _, fits = sweep.fits(sweep.train())
+    for member, fit in zip(members, fits, strict=True):
         label = f"elastic net, λ₁ = {member.l1:g}, λ₂ = {member.l2:g}"
         replicate = {"kind": "training", "problem": label, "replicate": member.seed}
         yield from interval_rows(replicate, fit, {"smooth_l1": member.l1, "l2": member.l2})

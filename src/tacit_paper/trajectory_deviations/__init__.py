@@ -1,18 +1,15 @@
-"""Minibatch steps of a two-weight network, compared with the steps of the full gradient."""
+"""Gradient deviations along the trajectory
 
-from tacit_paper.trajectory_deviations.checks import check
-from tacit_paper.trajectory_deviations.estimates import PAPER, QUICK, Config, work
-from tacit_paper.trajectory_deviations.figure import plot
-
-__all__ = ["CAPTION", "PAPER", "QUICK", "TITLE", "Config", "check", "plot", "work"]
-
-TITLE = "Gradient deviations along the trajectory"
-
-CAPTION = """
 A network tanh(wx + b) with two weights. Grey: gradient flow (full-batch descent with very small
 steps). Black: six steps of minibatch SGD. The orange arrow at each point is the step that the full
 gradient would take; the blue arrow is the deviation from it, which trajectory equations match with
 the gradients of regularizers. Here the deviation comes only from the sampling of the minibatch:
 with the full batch it is rounding error, and the fit reports 'no signal'. The published figure
 shows the same network and data; its starting point and batches are not stated.
-""".strip()
+"""
+
+from tacit_paper.trajectory_deviations.checks import check
+from tacit_paper.trajectory_deviations.estimates import PAPER, QUICK, Config, work
+from tacit_paper.trajectory_deviations.figure import plot
+
+__all__ = ["PAPER", "QUICK", "Config", "check", "plot", "work"]
