@@ -7,6 +7,7 @@ docs/reading-a-fit.md.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor
 from tacit.errors import Problem, ProblemKind
 from tacit.fitting import drift, evidence
 from tacit.fitting.drift import MIN_STEPS, Trend, fit_trend
+from tacit.fitting.error_bars import factors_by_label, solve_each
 from tacit.fitting.evidence import (
     CLEARLY_EXPLAINED,
     MAX_CHANCE,
@@ -26,7 +28,6 @@ from tacit.fitting.evidence import (
     UNSETTLED,
     Evidence,
 )
-from tacit.fitting.solving import System
 from tacit.objective.params import shorten
 from tacit.regularizers.quadratic import quadratic_matrix
 
@@ -453,14 +454,14 @@ def trend_findings(
 
 def _strengths_by_step(e: Evidence, source: int) -> Tensor | None:
     """The strengths of every single step; None if a step does not determine them."""
-    count, strengths = len(e.strengths), []
-    for step in e.equations.steps(source):
-        factor = step.factor()
-        system = System(factor[:, :count])
-        if system.rank < count:
-            return None
-        strengths.append(system.solve(factor[:, count:].mean(1, keepdim=True))[:, 0])
-    return torch.stack(strengths)
+    blocks = sorted((b for b in e.equations.blocks if b.source == source), key=lambda b: b.step)
+    if not any(block.rows and block.columns for block in blocks):
+        return None
+    part = replace(e.equations, blocks=tuple(blocks))
+    factors = factors_by_label(part, [block.step for block in blocks])
+    strengths, undetermined = solve_each(factors)
+    every_step = len(factors) == len({block.step for block in blocks})
+    return strengths if every_step and not undetermined.any() else None
 
 
 @problem(
