@@ -63,5 +63,7 @@ def test_a_combination_of_unit_columns_cancels():
     ((columns, coefficients),) = evidence.dependent
     unit = design / design.norm(dim=0)
     assert set(columns) == {0, 1, 2}
-    assert float((unit[:, columns] @ torch.tensor(coefficients, dtype=torch.float64)).norm()) < 1e-10
+    assert (
+        float((unit[:, columns] @ torch.tensor(coefficients, dtype=torch.float64)).norm()) < 1e-10
+    )
     assert not evidence.nearly_dependent
