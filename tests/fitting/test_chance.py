@@ -7,7 +7,7 @@ import torch
 from scipy import stats
 from support.models import minimise, random_data, tanh_mlp
 from support.partly_trained import partly_trained, random_direction
-from support.systems import draw, equations, problem_kinds
+from support.systems import draw, equations, reports
 from torch.nn import functional as F
 
 import tacit
@@ -113,9 +113,7 @@ def test_a_random_direction_is_reported_as_chance_in_99_of_100_trials(beside):
         others = [system.names.index(name) for name in beside]
         for name in names:
             fit = tacit.fit(system.select_columns([*others, system.names.index(name)]))
-            alarms += "weak" not in problem_kinds(fit, name) and "no signal" not in problem_kinds(
-                fit
-            )
+            alarms += not reports(fit, "chance_in_residual", name) and not reports(fit, "rounding")
             trials += 1
     assert trials == 1000
     assert alarms <= 20  # 10 are expected; 50 would be 5 %
@@ -129,7 +127,7 @@ def test_a_random_direction_in_a_scope_is_reported_as_chance_too(scope):
         system = tacit.endpoint_equations(partly_trained(seed), [tacit.l2(), *families])
         for index in range(1, 51):
             fit = tacit.fit(system.select_columns([0, index]))
-            alarms += "weak" not in problem_kinds(fit, system.names[index])
+            alarms += not reports(fit, "chance_in_residual", system.names[index])
     assert alarms <= 7  # of 200
 
 
@@ -145,4 +143,4 @@ def test_penalties_that_were_applied_are_not_reported_as_chance():
             parameter += 1e-3 * torch.randn_like(parameter)
     near_optimum = tacit.estimate(model, F.mse_loss, data, [tacit.l2()])
     assert near_optimum.residual_ratio > 1e-2
-    assert "weak" not in problem_kinds(near_optimum)
+    assert not reports(near_optimum, "chance_in_residual")

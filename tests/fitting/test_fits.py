@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.models import random_data, tanh_mlp
 from support.scoring import strengths_of
-from support.systems import SEEDS, equations, quick, random_system
+from support.systems import SEEDS, equations, quick, random_system, reports
 from torch import nn
 from torch.nn import functional as F
 
@@ -38,7 +38,7 @@ def test_rank_deficient_fits_equal_the_dense_solution_of_least_norm(seed, rank_l
     scale = float(expected.abs().max())
     torch.testing.assert_close(strengths_of(fit), expected, rtol=1e-8, atol=1e-8 * scale)
     assert fit.rank == design.shape[1] - min(rank_loss, design.shape[1] - 1)
-    assert "unidentified" in {problem.kind for problem in fit.problems}
+    assert reports(fit, "dependent")
 
 
 @quick
@@ -60,7 +60,7 @@ def test_fewer_equations_than_strengths_are_underdetermined():
     model = nn.Linear(4, 1, bias=False).double()
     objective = tacit.Objective(model, F.mse_loss, (X, y))
     fit = tacit.fit(tacit.endpoint_equations(objective, [tacit.regularizers.symmetric()]))
-    assert "unidentified" in {problem.kind for problem in fit.problems}
+    assert reports(fit, "underdetermined")
     assert (fit.rank, len(fit.strengths)) == (4, 10)
     # Least norm in the scaled basis is least Frobenius norm: Λθ = v has the symmetric solution
     # (vθᵀ + θvᵀ)/θᵀθ − θθᵀ(vᵀθ)/(θᵀθ)², and v = −∇L/2.
@@ -103,7 +103,7 @@ def test_stacked_endpoints_recover_a_symmetric_matrix():
     assert not fit.problems
     short_fit = tacit.fit(tacit.stack(parts[:3]))  # rank mp − m(m−1)/2 = 9 of 10
     assert short_fit.rank == 9
-    assert "unidentified" in {problem.kind for problem in short_fit.problems}
+    assert reports(short_fit, "dependent")
 
 
 def test_groups_of_draws_give_an_explained_fraction_without_their_noise():
@@ -148,3 +148,11 @@ def test_new_error_bars_of_sampling_replace_the_old_ones_and_their_problem():
     assert not any(problem.kind == "noisy" for problem in replaced.problems)
     assert "nothing was sampled" in replaced.summary()
     assert json.dumps(replaced.to_dict(), allow_nan=False)
+
+
+def test_problems_of_other_kinds_may_come_with_error_bars():
+    objective = tacit.Objective(tanh_mlp(0), F.mse_loss, random_data(0))
+    fit = tacit.fit(tacit.endpoint_equations(objective, [tacit.l2()]))
+    bars = tacit.score_examples(fit).error_bars()
+    with_bars = fit.with_error_bars(bars, tacit.Problem("of a user", "message", "remedy"))
+    assert with_bars.problems[-1].kind == "of a user"

@@ -7,7 +7,7 @@ import pytest
 import torch
 from support.models import minimise, random_data, tanh_mlp
 from support.partly_trained import partly_trained, random_direction
-from support.systems import draw, equations, problem_kinds
+from support.systems import draw, equations, problem_kinds, problem_rows, reports
 from torch import nn
 from torch.nn import functional as F
 
@@ -92,7 +92,7 @@ def test_a_collinear_pair_is_named_and_dropping_one_of_it_solves_the_problem():
     design[:, 2] = design[:, 1] * 5 + 1e-4 * draw(1, 200)
     target = design[:, :2].sum(1) + 0.1 * draw(2, 200)
     fit = tacit.fit(equations(design, target))
-    assert problem_kinds(fit)[0] == "unidentified"
+    assert problem_rows(fit)[0] == ["nearly_dependent"]
     assert set(fit.problems[0].names) == {"r1", "r2"}
     assert not tacit.fit(equations(design[:, :2], target)).problems
 
@@ -238,6 +238,7 @@ def test_a_strength_below_the_unexplained_part_is_faint():
     target = design @ torch.tensor([1.0, 0.04]).double() + 0.1 * draw(21, 200)
     fit = tacit.fit(equations(design, target))
     assert [(p.kind, p.names) for p in fit.problems] == [("weak", ("r1",))]
+    assert problem_rows(fit) == [["faint"]]
     assert "order of magnitude" in fit.problems[0].remedy
     smaller = design @ torch.tensor([1.0, 0.01]).double() + 0.1 * draw(21, 200)
     problems = tacit.fit(equations(design, smaller)).problems
@@ -253,7 +254,7 @@ def test_what_a_column_adds_is_measured_apart_from_the_others():
     design[:, 1] = design[:, 0] + 0.2 * design[:, 1]
     target = design.sum(1) + 0.3 * draw(23, 200)
     problems = tacit.fit(equations(design, target)).problems
-    assert {p.names for p in problems if p.kind == "weak"} == {("r0",), ("r1",)}
+    assert {p.names for p in problems if "beyond the others" in p.message} == {("r0",), ("r1",)}
     independent = draw(22, 200, 2)
     assert not tacit.fit(equations(independent, independent.sum(1) + 0.3 * draw(23, 200))).problems
 
@@ -270,9 +271,9 @@ def test_faint_considers_only_the_rows_of_a_column():
     exact = [replace(block, factor=block.factor.double()) for block in blocks]
     fit = tacit.fit(replace(whole, blocks=tuple(exact)))
     assert list(fit.strengths.values()) == pytest.approx([0.01, 1])
-    assert "weak" not in problem_kinds(fit)
+    assert not reports(fit, "faint")
     exact[0] = replace(exact[0], factor=torch.tensor([[1.0, 0.01], [0.0, 0.02]]).double())
-    assert "weak" in problem_kinds(tacit.fit(replace(whole, blocks=tuple(exact))))
+    assert reports(tacit.fit(replace(whole, blocks=tuple(exact))), "faint")
 
 
 def test_a_nearly_collinear_pair_is_named_beside_an_exact_one():
@@ -325,6 +326,7 @@ def test_a_negative_sign_is_not_reported_for_what_chance_explains():
     fit = tacit.fit(equations(design, target))
     assert fit.strengths["r1"] < 0
     assert problem_kinds(fit) == ["weak"]
+    assert reports(fit, "chance_in_residual")
     assert "leave it out" in fit.problems[0].remedy
     clear_target = design[:, 0] - 0.5 * design[:, 1] + 0.3 * draw(2, 200)
     assert problem_kinds(tacit.fit(equations(design, clear_target))) == ["negative"]
@@ -336,7 +338,7 @@ def test_a_nonnegative_fit_separates_negative_strengths_from_chance(seed):
     target = design @ torch.tensor([1.0, -0.5, 0.0]).double() + 0.1 * draw(40 + seed, 200)
     fit = tacit.fit(equations(design, target), nonnegative=True)
     assert problem_kinds(fit, "r1") == ["negative"]
-    assert problem_kinds(fit, "r2") == ["weak"]
+    assert [row[0][:6] for row in problem_rows(fit, "r2")] == ["chance"]
     assert problem_kinds(fit, "r0") == []
 
 
@@ -406,3 +408,22 @@ def test_two_pairs_are_two_problems(distance):
     problems = tacit.fit(equations(design, draw(12, 100))).problems
     pairs = {p.names for p in problems if p.kind == "unidentified"}
     assert pairs == {("r0", "r1"), ("r3", "r4")}
+
+
+def test_collapsed_pairs_are_named_where_equations_are_too_few():
+    """Six pairs in nine rows: both remedies help, more endpoints and a smaller beta."""
+    rows = torch.eye(9, 12, dtype=torch.float64)
+    rows[:, 6:] = rows[:, :6]
+    kinds = ["l2"] * 6 + ["smooth_l1"] * 6
+    fit = tacit.fit(equations(rows[:, :12], draw(30, 9), kinds=kinds))
+    assert reports(fit, "underdetermined")
+    assert sum(row == ["collapsed"] for row in problem_rows(fit)) == 6
+    assert "weak" not in problem_kinds(fit)
+
+
+def test_all_negative_strengths_are_one_problem():
+    design = draw(31, 300, 10)
+    fit = tacit.fit(equations(design, -design.sum(1)))
+    (problem,) = fit.problems
+    assert problem.names == fit.equations.names
+    assert "comes out as -1, -1, -1, -1, -1, -1 and 4 more" in problem.message

@@ -1,10 +1,13 @@
 """Dense systems as equations, and how many of them a property is checked on."""
 
+import re
+
 import torch
 from hypothesis import settings
 from hypothesis import strategies as st
 
 from tacit.equations.equations import Block, Equations, Family, Source, triangular_factor
+from tacit.fitting.problems import PROBLEMS
 
 SEEDS = st.integers(0, 10_000)
 quick = settings(max_examples=60, deadline=None, derandomize=True)
@@ -70,6 +73,25 @@ def draw(seed, *size):
     """Standard normal numbers in float64."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(*size, generator=generator, dtype=torch.float64)
+
+
+def problem_rows(fit, name=None):
+    """The rows of the table that a fit's problems are of, by the names of their tests, in order."""
+    patterns = {
+        row.test.__name__.strip("_"): re.sub(r"\\{.*?\\}", ".*", re.escape(row.message))
+        for row in PROBLEMS
+    }
+    return [
+        [test for test, pattern in patterns.items() if re.fullmatch(pattern, problem.message)]
+        for problem in fit.problems
+        if name is None or name in problem.names
+    ]
+
+
+def reports(fit, row, name=None):
+    """Whether a fit has a problem of this row of the table, concerning this name."""
+    assert any(known.test.__name__.strip("_") == row for known in PROBLEMS), row
+    return any(row in rows for rows in problem_rows(fit, name))
 
 
 def problem_kinds(fit, name=None):

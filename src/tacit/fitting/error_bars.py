@@ -182,7 +182,7 @@ def layer_errors(equations: Equations) -> ErrorBars | None:
     They measure whether layers agree on one strength. A strength that only one layer determines
     has an infinite variance.
     """
-    parts = factors_by_label(equations, [block.layer for block in equations.blocks])
+    parts = _factors_by_label(equations, [block.layer for block in equations.blocks])
     return jackknife(parts, equations.names, kind="layers", basis=f"{len(parts)} layers")
 
 
@@ -194,7 +194,7 @@ def source_errors(equations: Equations) -> ErrorBars | None:
     shifted in the same direction by an amount of the order of the step size. `SHARED` allows for
     this shift: however many epochs there are, the variance is at least that part of one epoch's.
     """
-    parts = factors_by_label(equations, [block.source for block in equations.blocks])
+    parts = _factors_by_label(equations, [block.source for block in equations.blocks])
     modes = {"epoch" if source.epoch else source.mode for source in equations.sources}
     mode = modes.pop() if len(modes) == 1 else ""
     plurals = {"endpoint": "endpoints", "trajectory": "trajectories", "epoch": "epochs"}
@@ -244,8 +244,8 @@ def jackknife(
         covariance = mark_undetermined(parts.new_zeros(len(names), len(names)), infinite)
         return ErrorBars(kind, basis, tuple(names), covariance, 1.0)
     whole, count = triangular_factor(parts.flatten(0, 1)), len(parts)
-    strengths_without, undetermined = solve_each(_factors_without_one(parts))
-    deviations = strengths_without - solve_each(whole[None])[0]
+    strengths_without, undetermined = _solve_each(_factors_without_one(parts))
+    deviations = strengths_without - _solve_each(whole[None])[0]
     undetermined = undetermined.any(0)
     covariance = (count - 1) / count * deviations.T @ deviations
     covariance = mark_undetermined(covariance, torch.where(undetermined, math.inf, 1.0))
@@ -272,7 +272,7 @@ def padded_factors(equations: Equations) -> Tensor:
     return padded
 
 
-def factors_by_label(equations: Equations, labels: Sequence[str | int]) -> Tensor:
+def _factors_by_label(equations: Equations, labels: Sequence[str | int]) -> Tensor:
     """One factor per label, of all its blocks, stacked; labels without equations are left out."""
     indices: dict[str | int, list[int]] = {}
     for index, (label, block) in enumerate(zip(labels, equations.blocks, strict=True)):
@@ -296,7 +296,7 @@ def _factors_without_one(parts: Tensor) -> Tensor:
     return torch.linalg.qr(both, mode="r").R
 
 
-def solve_each(factors: Tensor) -> tuple[Tensor, Tensor]:
+def _solve_each(factors: Tensor) -> tuple[Tensor, Tensor]:
     """Strengths of each factor [design | target], and which of them it does not determine.
 
     The same rank decision as in `System`, for many systems at once.
@@ -311,6 +311,18 @@ def solve_each(factors: Tensor) -> tuple[Tensor, Tensor]:
     # A strength is determined if its axis lies in the span of the singular vectors above the rank.
     inside = (vh.square() * above[:, :, None]).sum(1)
     return strengths, (1 - inside).clamp(min=0).sqrt() > 1e-6
+
+
+def strengths_by_step(equations: Equations, source: int) -> Tensor | None:
+    """The strengths of every single step; None if a step does not determine them."""
+    blocks = sorted((b for b in equations.blocks if b.source == source), key=lambda b: b.step)
+    if not any(block.rows and block.columns for block in blocks):
+        return None
+    part = replace(equations, blocks=tuple(blocks))
+    factors = _factors_by_label(part, [block.step for block in blocks])
+    strengths, undetermined = _solve_each(factors)
+    every_step = len(factors) == len({block.step for block in blocks})
+    return strengths if every_step and not undetermined.any() else None
 
 
 def _satterthwaite(parts: Tensor, system: System) -> Tensor:

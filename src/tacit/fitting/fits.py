@@ -89,9 +89,9 @@ class Fit:
         # New error bars of sampling replace the earlier statement about sampling noise.
         replaced = bars.kind == "sampling" and len(others) < len(self.added_error_bars)
         remaining = [p for p in self.problems if not (replaced and p.kind == ProblemKind.NOISY)]
-        gravity = list(ProblemKind).index
-        ordered = tuple(sorted((*remaining, *problems), key=lambda p: gravity(ProblemKind(p.kind))))
-        return replace(self, added_error_bars=(*others, bars), problems=ordered)
+        gravity = {str(kind): place for place, kind in enumerate(ProblemKind)}
+        ordered = sorted((*remaining, *problems), key=lambda p: gravity.get(p.kind, len(gravity)))
+        return replace(self, added_error_bars=(*others, bars), problems=tuple(ordered))
 
     @cached_property
     def layers(self) -> dict[str, "Fit"]:

@@ -1,13 +1,15 @@
 """The table of problems: reasons not to believe a fit, the gravest first.
 
-Each row is a test with what it says: `@problem(kind, message, remedy, hides)` above a function that
+Each row is a test with what it says: `@row(kind, message, remedy, hides)` above a function that
 yields the names of the strengths concerned and the numbers for the message. Its docstring says when
 the problem is reported: `markdown_table` copies it, with the values of the thresholds, to
 docs/reading-a-fit.md.
+
+Two rows are also reported outside of `fit`, by their names here: `drifting` over checkpoints, and
+`sampling_noise`, whose test needs the examples and is in `tacit.uncertainty.sampling`.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -15,19 +17,8 @@ from torch import Tensor
 
 from tacit.errors import Problem, ProblemKind
 from tacit.fitting import drift, evidence
-from tacit.fitting.drift import MIN_STEPS, Trend, fit_trend
-from tacit.fitting.error_bars import factors_by_label, solve_each
-from tacit.fitting.evidence import (
-    CLEARLY_EXPLAINED,
-    MAX_CHANCE,
-    MAX_NOISE,
-    MIN_EXPLAINED,
-    MIN_SIGNAL,
-    NEGLIGIBLE,
-    NOISY,
-    UNSETTLED,
-    Evidence,
-)
+from tacit.fitting.error_bars import strengths_by_step
+from tacit.fitting.evidence import Evidence
 from tacit.objective.params import shorten
 from tacit.regularizers.quadratic import quadratic_matrix
 
@@ -45,8 +36,10 @@ class Row(NamedTuple):
     hides: tuple[ProblemKind, ...]
     """Kinds that later rows do not report for the same strengths; for all, if it names none."""
     test: Test
+    together: bool
+    """Whether all strengths that the test finds are reported as one problem."""
 
-    def problem(self, names: tuple[str, ...] = (), **numbers: Any) -> Problem:
+    def report(self, names: tuple[str, ...] = (), **numbers: Any) -> Problem:
         """The problem, with the names and numbers of one fit."""
         message = self.message.format(shown=shorten(names), **numbers)
         return Problem(self.kind, message, self.remedy, names)
@@ -56,29 +49,46 @@ PROBLEMS: list[Row] = []
 """All rows, the gravest first."""
 
 
-def problem(
-    kind: ProblemKind, message: str, remedy: str, hides: tuple[ProblemKind, ...] = ()
+def row(
+    kind: ProblemKind,
+    message: str,
+    remedy: str,
+    hides: tuple[ProblemKind, ...] = (),
+    *,
+    together: bool = False,
 ) -> Callable[[Test], Row]:
-    """Make a test the next row of the table."""
+    """Make a test the next row of the table; its name then refers to the row."""
 
     def add_row(test: Test) -> Row:
-        PROBLEMS.append(Row(kind, message, remedy, hides, test))
+        PROBLEMS.append(Row(kind, message, remedy, hides, test, together))
         return PROBLEMS[-1]
 
     return add_row
 
 
-def diagnose(evidence: Evidence) -> tuple[Problem, ...]:
+def diagnose(e: Evidence) -> tuple[Problem, ...]:
     """All problems of a fit, the gravest first; each test is evaluated once."""
     reported: list[tuple[Row, Problem]] = []
     for row in PROBLEMS:
         hiding = [problem.names for by, problem in reported if row.kind in by.hides]
         if () in hiding:
             continue
-        for names, numbers in row.test(evidence):
-            if not names or not any(set(names) <= set(others) for others in hiding):
-                reported.append((row, row.problem(names, **numbers)))
+        findings = [
+            (names, numbers)
+            for names, numbers in row.test(e)
+            if not names or not any(set(names) <= set(others) for others in hiding)
+        ]
+        if row.together and findings:
+            findings = [_join(findings)]
+        reported += [(row, row.report(names, **numbers)) for names, numbers in findings]
     return tuple(problem for _, problem in reported)
+
+
+def _join(findings: list[Finding]) -> Finding:
+    """All findings as one: their names, and the first few of their numbers."""
+    names = tuple(name for names, _ in findings for name in names)
+    numbers = findings[0][1]
+    return names, {key: shorten(f"{n[key]:.3g}" for _, n in findings) for key in numbers}
 
 
 def markdown_table() -> str:
@@ -103,7 +113,7 @@ _MISSING = (
 )
 
 
-@problem(
+@row(
     ProblemKind.NO_SIGNAL,
     "The target's norm {length:.2g} is at the level of rounding ({floor:.2g}), and these "
     "regularizers do not explain it: there is nothing to match.",
@@ -119,12 +129,12 @@ def _rounding(e: Evidence) -> Iterator[Finding]:
     """
     floor = e.equations.floor
     # Rounding has no direction: what a few columns explain in many rows is not rounding.
-    small = e.target_norm <= MIN_SIGNAL * floor and e.adjusted < CLEARLY_EXPLAINED
+    small = e.target_norm <= evidence.MIN_SIGNAL * floor and e.adjusted < evidence.CLEARLY_EXPLAINED
     if small or not e.target_norm:
         yield (), {"length": e.target_norm, "floor": floor}
 
 
-@problem(
+@row(
     ProblemKind.NO_SIGNAL,
     "{noise:.0%} of the target's squared norm is noise of the draws: the groups of draws do not "
     "agree on a target.",
@@ -133,11 +143,11 @@ def _rounding(e: Evidence) -> Iterator[Finding]:
 )
 def _only_noise(e: Evidence) -> Iterator[Finding]:
     """More than {MAX_NOISE:.0%} of ‖target‖² is noise of the draws."""
-    if e.noise > MAX_NOISE:
+    if e.noise > evidence.MAX_NOISE:
         yield (), {"noise": min(e.noise, 1.0)}
 
 
-@problem(
+@row(
     ProblemKind.NOISY,
     "{noise:.0%} of the target's squared norm is noise of the draws: strengths and shares are "
     "uncertain by as much.",
@@ -145,11 +155,11 @@ def _only_noise(e: Evidence) -> Iterator[Finding]:
 )
 def _noisy(e: Evidence) -> Iterator[Finding]:
     """More than {NOISY:.0%} of ‖target‖² is noise of the draws."""
-    if e.noise > NOISY:
+    if e.noise > evidence.NOISY:
         yield e.equations.names, {"noise": e.noise}
 
 
-@problem(
+@row(
     ProblemKind.NOISY,
     "About {noise:.0%} of the target's squared norm is sampling noise of these {count:,} examples: "
     "on other examples, no regularizer can explain more than about {ceiling:.0%}.",
@@ -164,14 +174,14 @@ def sampling_noise(_: Evidence) -> Iterator[Finding]:
 def _unexplained(e: Evidence, mode: str) -> Iterator[Finding]:
     modes = {source.mode for source in e.equations.sources}
     only_mode = modes.pop() if len(modes) == 1 else "endpoint"
-    if e.explained < MIN_EXPLAINED and mode == only_mode:
+    if e.explained < evidence.MIN_EXPLAINED and mode == only_mode:
         yield e.equations.names, {"explained": max(e.explained, 0)}
 
 
 _LITTLE = "These regularizers explain {explained:.1%} of the target."
 
 
-@problem(
+@row(
     ProblemKind.UNEXPLAINED,
     _LITTLE,
     "Either another regularizer is at work, or training had not finished: one endpoint cannot "
@@ -183,7 +193,7 @@ def _unexplained_endpoint(e: Evidence) -> Iterator[Finding]:
     return _unexplained(e, "endpoint")
 
 
-@problem(
+@row(
     ProblemKind.UNEXPLAINED,
     _LITTLE,
     "Another regularizer is at work: add candidates, or split them with layerwise().",
@@ -193,7 +203,7 @@ def _unexplained_difference(e: Evidence) -> Iterator[Finding]:
     return _unexplained(e, "difference")
 
 
-@problem(
+@row(
     ProblemKind.UNEXPLAINED,
     _LITTLE,
     "Either another regularizer is at work, or the steps carry noise (minibatches, kinks): add "
@@ -204,12 +214,12 @@ def _unexplained_trajectory(e: Evidence) -> Iterator[Finding]:
     return _unexplained(e, "trajectory")
 
 
-@problem(
+@row(
     ProblemKind.UNIDENTIFIED,
     "{rows} equations for {count} strengths determine only {rank} combinations of them; the "
     "solution of least norm is shown.",
     "Stack more endpoints (tacit.stack), or use a family with fewer coefficients.",
-    hides=(ProblemKind.UNIDENTIFIED, ProblemKind.WEAK),
+    hides=(ProblemKind.WEAK,),
 )
 def _underdetermined(e: Evidence) -> Iterator[Finding]:
     """There are fewer equations than strengths."""
@@ -218,7 +228,7 @@ def _underdetermined(e: Evidence) -> Iterator[Finding]:
         yield names, {"rows": e.equations.rows, "count": len(names), "rank": e.system.rank}
 
 
-@problem(
+@row(
     ProblemKind.UNIDENTIFIED,
     "The gradients of {shown} have cosine {cosine:.4f}: nearly all weights are inside the "
     "smoothing width (or have the same size), where the two penalties are the same.",
@@ -235,7 +245,7 @@ def _collapsed(e: Evidence) -> Iterator[Finding]:
         yield _names(e, pair), {"cosine": float(e.system.cosines[pair])}
 
 
-@problem(
+@row(
     ProblemKind.UNIDENTIFIED,
     "The gradients of {shown} are linearly dependent ({formula} = 0 in unit columns): only "
     "combinations of their strengths are identified; the solution of least norm is shown.",
@@ -251,7 +261,7 @@ def _dependent(e: Evidence) -> Iterator[Finding]:
         yield _names(e, columns), {"formula": _formula(e, columns, coefficients)}
 
 
-@problem(
+@row(
     ProblemKind.UNIDENTIFIED,
     "The gradients of {shown} nearly cancel ({formula} ≈ 0 in unit columns; condition "
     "{condition:.0f}, variances inflated {inflation} times): their individual strengths are "
@@ -272,7 +282,7 @@ def _nearly_dependent(e: Evidence) -> Iterator[Finding]:
         yield _names(e, columns), numbers
 
 
-@problem(
+@row(
     ProblemKind.UNIDENTIFIED,
     "The gradient of {shown} is zero at these weights: its strength cannot be estimated and is "
     "shown as 0.",
@@ -285,7 +295,7 @@ def _vanishing(e: Evidence) -> Iterator[Finding]:
         yield _names(e, e.system.norms == 0), {}
 
 
-@problem(
+@row(
     ProblemKind.UNSETTLED,
     "Over the epoch the mean gradient of {shown} differs from the gradient at the mean weights by "
     "{change:.0%} of its norm: the weights oscillate across the kink, and no single point is an "
@@ -304,7 +314,7 @@ def _unsettled(e: Evidence) -> Iterator[Finding]:
             largest[name] = max(change, largest.get(name, 0.0))
     known = {name for source in e.equations.sources for name in source.known}
     for name, change in largest.items():
-        if change > UNSETTLED and name in {*e.equations.names, *known}:
+        if change > evidence.UNSETTLED and name in {*e.equations.names, *known}:
             yield (name,), {"change": change}
 
 
@@ -319,11 +329,12 @@ def _by_chance(e: Evidence) -> Iterator[Finding]:
     beside = " beside the others" if len(e.system.nonzero) > 1 else ""
     sizes = e.contributions.tolist()
     for column, probability in e.chances.items():
-        if probability > MAX_CHANCE and max(sizes[column], e.residual_ratio) > NEGLIGIBLE:
+        size = max(sizes[column], e.residual_ratio)
+        if probability > evidence.MAX_CHANCE and size > evidence.NEGLIGIBLE:
             yield _names(e, [column]), {"beside": beside, "probability": probability}
 
 
-@problem(
+@row(
     ProblemKind.WEAK,
     _BY_CHANCE,
     "Do not interpret its value or sign: leave it out. To test whether it was applied at all, "
@@ -336,10 +347,10 @@ def _chance_in_residual(e: Evidence) -> Iterator[Finding]:
     It does so with a probability above {MAX_CHANCE:.0%}, and `residual_ratio` is above
     {NEGLIGIBLE:.1%}.
     """
-    return _by_chance(e) if e.residual_ratio > NEGLIGIBLE else iter(())
+    return _by_chance(e) if e.residual_ratio > evidence.NEGLIGIBLE else iter(())
 
 
-@problem(
+@row(
     ProblemKind.WEAK,
     _BY_CHANCE,
     "There are hardly more equations than strengths, so that any columns would solve them: stack "
@@ -347,11 +358,15 @@ def _chance_in_residual(e: Evidence) -> Iterator[Finding]:
     hides=(ProblemKind.WEAK, ProblemKind.NEGATIVE),
 )
 def _chance_in_few_equations(e: Evidence) -> Iterator[Finding]:
-    """The same, where nothing is unexplained and the contribution is above {NEGLIGIBLE:.1%}."""
-    return _by_chance(e) if e.residual_ratio <= NEGLIGIBLE else iter(())
+    """A random direction would add as much, and nothing is left to explain.
+
+    Its probability is above {MAX_CHANCE:.0%}, `residual_ratio` at most {NEGLIGIBLE:.1%}, and the
+    regularizer's contribution above {NEGLIGIBLE:.1%} of the target.
+    """
+    return _by_chance(e) if e.residual_ratio <= evidence.NEGLIGIBLE else iter(())
 
 
-@problem(
+@row(
     ProblemKind.WEAK,
     "What {shown} adds beyond the others is {unique:.1%} of the target, less than the "
     "{residual:.1%} that is unexplained in its rows: the unexplained part dominates its strength.",
@@ -363,7 +378,8 @@ def _faint(e: Evidence) -> Iterator[Finding]:
     Two or more regularizers together explain at least {MIN_EXPLAINED:.0%}, and `residual_ratio` is
     at least {NEGLIGIBLE:.1%}.
     """
-    if len(e.system.nonzero) < 2 or e.residual_ratio < NEGLIGIBLE or e.explained < MIN_EXPLAINED:
+    residual = e.residual_ratio >= evidence.NEGLIGIBLE
+    if len(e.system.nonzero) < 2 or e.explained < evidence.MIN_EXPLAINED or not residual:
         return
     unique = e.contributions / e.system.inflation.sqrt()
     faint = (unique < e.residuals) & (unique > 0) & ~e.in_matrix
@@ -374,39 +390,41 @@ def _faint(e: Evidence) -> Iterator[Finding]:
 
 def _negative_strengths(e: Evidence) -> Iterator[Finding]:
     strengths = e.unconstrained
-    material = strengths.abs() * e.system.norms / e.target_norm > NEGLIGIBLE
+    material = strengths.abs() * e.system.norms / e.target_norm > evidence.NEGLIGIBLE
     negative = (strengths < 0) & material & ~e.in_matrix
     combinations = [columns for columns, _ in (*e.dependent, *e.nearly_dependent)]
     for columns in [*map(list, e.collapsed), *combinations]:
         if strengths[columns].min() < 0 < strengths[columns].max():
             negative[columns] = False  # opposite signs of columns that cannot be separated
     for column in torch.nonzero(negative)[:, 0].tolist():
-        yield _names(e, [column]), {"strength": float(strengths[column])}
+        yield _names(e, [column]), {"strengths": float(strengths[column])}
 
 
-@problem(
+@row(
     ProblemKind.NEGATIVE,
-    "The strength of {shown} comes out as {strength:.3g}: a negative strength rewards a larger "
+    "The strength of {shown} comes out as {strengths}: a negative strength rewards a larger "
     "penalty.",
     f"{_MISSING} nonnegative=True gives the best fit without it.",
+    together=True,
 )
 def _negative(e: Evidence) -> Iterator[Finding]:
     """A strength is below zero, and its contribution is above {NEGLIGIBLE:.1%} of the target."""
     return iter(()) if e.nonnegative else _negative_strengths(e)
 
 
-@problem(
+@row(
     ProblemKind.NEGATIVE,
-    "The strength of {shown} is zero, where the unconstrained fit has {strength:.3g}: a negative "
+    "The strength of {shown} is zero, where the unconstrained fit has {strengths}: a negative "
     "strength rewards a larger penalty.",
     _MISSING,
+    together=True,
 )
 def _held_at_zero(e: Evidence) -> Iterator[Finding]:
-    """The same for the unconstrained strength, where λ ≥ 0 holds it at zero."""
+    """λ ≥ 0 holds a strength at zero that would be negative, with a contribution as above."""
     return _negative_strengths(e) if e.nonnegative else iter(())
 
 
-@problem(
+@row(
     ProblemKind.NEGATIVE,
     "The {kind} Λ has eigenvalues from {smallest:.3g} to {largest:.3g}: θᵀΛθ is not a penalty in "
     "every direction.",
@@ -418,12 +436,12 @@ def _indefinite(e: Evidence) -> Iterator[Finding]:
     for kind, coefficients in e.equations.matrices(e.strengths.tolist()):
         matrix = quadratic_matrix(torch.tensor(coefficients, dtype=torch.float64), kind)
         eigenvalues = torch.linalg.eigvalsh(matrix)
-        if eigenvalues[0] < -NEGLIGIBLE * eigenvalues.abs().max():
+        if eigenvalues[0] < -evidence.NEGLIGIBLE * eigenvalues.abs().max():
             smallest, largest = float(eigenvalues[0]), float(eigenvalues[-1])
             yield (), {"kind": kind, "smallest": smallest, "largest": largest}
 
 
-@problem(
+@row(
     ProblemKind.DRIFTING,
     "The strength of {shown} moves from {first:.3g} to {last:.3g} over {period}: one number does "
     "not describe it.",
@@ -436,15 +454,16 @@ def drifting(e: Evidence) -> Iterator[Finding]:
     a run by `identifiability.drift`, for contributions above {NEGLIGIBLE:.1%} of the target.
     """
     for number, source in enumerate(e.equations.sources):
-        strengths = _strengths_by_step(e, number) if source.steps >= MIN_STEPS else None
+        enough = source.steps >= drift.MIN_STEPS
+        strengths = strengths_by_step(e.equations, number) if enough else None
         if strengths is not None:
-            trend = fit_trend(torch.arange(len(strengths), dtype=strengths.dtype), strengths)
-            material = e.contributions > NEGLIGIBLE
+            trend = drift.fit_trend(torch.arange(len(strengths), dtype=strengths.dtype), strengths)
+            material = e.contributions > evidence.NEGLIGIBLE
             yield from trend_findings(e.equations.names, trend, material, "the trajectory")
 
 
 def trend_findings(
-    names: tuple[str, ...], trend: Trend, material: Tensor, period: str
+    names: tuple[str, ...], trend: drift.Trend, material: Tensor, period: str
 ) -> Iterator[Finding]:
     """The strengths that drift over a period, of those whose contribution is material."""
     for column in torch.nonzero(trend.drifting & material)[:, 0].tolist():
@@ -452,19 +471,7 @@ def trend_findings(
         yield (names[column],), {"first": first, "last": last, "period": period}
 
 
-def _strengths_by_step(e: Evidence, source: int) -> Tensor | None:
-    """The strengths of every single step; None if a step does not determine them."""
-    blocks = sorted((b for b in e.equations.blocks if b.source == source), key=lambda b: b.step)
-    if not any(block.rows and block.columns for block in blocks):
-        return None
-    part = replace(e.equations, blocks=tuple(blocks))
-    factors = factors_by_label(part, [block.step for block in blocks])
-    strengths, undetermined = solve_each(factors)
-    every_step = len(factors) == len({block.step for block in blocks})
-    return strengths if every_step and not undetermined.any() else None
-
-
-@problem(
+@row(
     ProblemKind.KINKS,
     "{left_out:,} of {total:,} rows lie at a kink of a regularizer (θ = 0 under l1): their "
     "condition is an inequality, so they are in no equation.",
@@ -472,8 +479,7 @@ def _strengths_by_step(e: Evidence, source: int) -> Tensor | None:
 )
 def _kinks(e: Evidence) -> Iterator[Finding]:
     """Rows at a kink were left out (θ = 0 under `l1`, a zero group, a rank-deficient matrix)."""
-    left_out = sum(block.left_out for block in e.equations.blocks)
-    if left_out:
+    if left_out := sum(block.left_out for block in e.equations.blocks):
         yield (), {"left_out": left_out, "total": left_out + e.equations.rows}
 
 

@@ -55,7 +55,7 @@ def drift(fits: Mapping[Any, Fit], *, last: int = 10) -> Drift:
     material = torch.stack([_contributions(fit) for fit in chosen]).mean(0) > NEGLIGIBLE
     period = f"the last {len(times)} checkpoints"
     findings = trend_findings(names, line, material, period)
-    problems = tuple(drifting.problem(concerned, **numbers) for concerned, numbers in findings)
+    problems = tuple(drifting.report(concerned, **numbers) for concerned, numbers in findings)
 
     def by_name(numbers: Tensor) -> dict[str, float]:
         return dict(zip(names, torch.where(numbers.isnan(), 0.0, numbers).tolist(), strict=True))

@@ -142,7 +142,7 @@ class Scores:
         if self.noise_fraction <= NOISY:
             return ()
         numbers = {"noise": min(1.0, self.noise_fraction), "ceiling": self.ceiling}
-        return (sampling_noise.problem(self.names, count=self.count, **numbers),)
+        return (sampling_noise.report(self.names, count=self.count, **numbers),)
 
     @cached_property
     def _strengths(self) -> Tensor:
