@@ -42,7 +42,7 @@ def test_time_varying_gives_one_fit_per_checkpoint():
     [
         ({}, "checkpoints is empty"),
         ([{}], "checkpoints is a list"),
-        ({3: None}, "checkpoint 3 is a NoneType"),
+        ({3: None}, "checkpoint 3 is None"),
         ({"end": {"weight": torch.ones(1, 2)}}, "checkpoint 'end'"),
     ],
 )

@@ -5,7 +5,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from numbers import Real
-from types import UnionType
 from typing import Any
 
 
@@ -43,10 +42,14 @@ class Problem:
         return f"{self.kind}: {self.message} {self.remedy}"
 
 
-def check_type(name: str, value: Any, kind: type | UnionType, needed: str) -> None:
-    """Check what an argument is; `needed` says what to pass instead."""
+def check_type(name: str, value: Any, kind: Any, needed: str) -> None:
+    """Check what an argument is, as isinstance does; `needed` says what to pass instead."""
     if not isinstance(value, kind):
-        raise InputError(f"{name} is a {type(value).__name__}: pass {needed}.")
+        shown = repr(value) if isinstance(value, int | float | str | None) else ""
+        if not 0 < len(shown) <= 40:
+            type_name = type(value).__name__
+            shown = f"an {type_name}" if type_name[0] in "aeiouAEIOU" else f"a {type_name}"
+        raise InputError(f"{name} is {shown}: pass {needed}.")
 
 
 def check_whole(name: str, value: Any, least: int = 1) -> None:
@@ -63,7 +66,11 @@ def check_number(
     below: float = math.inf,
 ) -> None:
     """Check that an argument is a finite number within these bounds."""
-    number = float(value) if isinstance(value, Real) and not isinstance(value, bool) else math.nan
+    try:
+        is_number = isinstance(value, Real) and not isinstance(value, bool)
+        number = float(value) if is_number else math.nan
+    except OverflowError:
+        number = math.inf
     if not (math.isfinite(number) and number >= least and above < number < below):
         bounds = {"at least": least, "above": above, "below": below}.items()
         stated = "".join(f", {word} {bound:g}" for word, bound in bounds if math.isfinite(bound))

@@ -76,7 +76,10 @@ def test_wrong_arguments_are_refused_with_a_remedy(call, message):
     assert message in str(caught.value)
 
 
-def test_a_dropout_rate_of_one_is_refused():
+@pytest.mark.parametrize("rate", [1.0, True])
+def test_a_dropout_rate_of_one_is_refused(rate):
     ensemble, data, _ = ensemble_and_data()
-    with pytest.raises(tacit.InputError, match=r"dropout is 1\.0"):
-        train_briefly(ensemble, data, dropout=1.0)
+    with pytest.raises(
+        tacit.InputError, match=rf"dropout is {rate}: .* each of the {len(ensemble)} members"
+    ):
+        train_briefly(ensemble, data, dropout=rate)

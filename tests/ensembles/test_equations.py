@@ -185,7 +185,7 @@ def test_known_penalties_use_their_averaged_gradient():
 def test_another_object_with_the_name_of_an_averaged_regularizer_is_refused():
     plan, data = Plan(SGD(0.01), 2, 16, averaged=[tacit.smooth_l1(1e-3)]), random_data(0)
     run = train_briefly(small_networks(), data, plan=plan)
-    with pytest.raises(tacit.InputError, match="pass the one that was averaged"):
+    with pytest.raises(tacit.InputError, match="pass the object that was averaged"):
         ensembles.epoch_equations(run, F.mse_loss, data, [tacit.smooth_l1(1e-3), tacit.l2()])
 
 
@@ -210,7 +210,7 @@ def test_every_device_agrees_with_the_cpu_and_repeats_its_bytes(device):
 REFUSED = {
     "an ensemble instead of a run": (
         lambda ensemble, data: ensembles.epoch_equations(ensemble, F.mse_loss, data, tacit.l2()),
-        "run is a Ensemble",
+        "run is an Ensemble",
     ),
     "the equations of one member": (
         lambda ensemble, data: ensembles.fits(

@@ -13,6 +13,9 @@ from tacit.ensembles import SGD, Plan
         (-1.0, "rate is -1.0"),
         ([1.0, 2.0], "one for each of the 5 members"),
         ("fast", "rate is 'fast'"),
+        (True, "rate is True"),
+        ([1.0, 1.0, 1.0, 1.0, True], "rate is [1.0, 1.0, 1.0, 1.0, True]"),
+        ([0.1, 0.1, 0.1, 0.1, float("nan")], "rate is [0.1, 0.1, 0.1, 0.1, nan]"),
     ],
 )
 def test_wrong_step_sizes_are_refused(rate, message):

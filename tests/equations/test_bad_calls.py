@@ -62,6 +62,11 @@ CANDIDATES = {
         ["strength", "'l1'", "nan"],
         "weight_decay",
     ),
+    "a known strength beyond every float": (
+        lambda: endpoint(known={tacit.l1(): 10**400}),
+        ["strength", "'l1'"],
+        "pass a finite number",
+    ),
     "a known strength as text": (
         lambda: endpoint(known={tacit.l1(): "1"}),
         ["'l1'", "'1'"],
@@ -158,6 +163,21 @@ TRAJECTORIES = {
         ["displacement 0", "another model", "missing 0.weight", "unknown w"],
         "parameters here are",
     ),
+    "a point of numbers": (
+        lambda: Trajectory([{"a": 1}], [{"a": 1}], [1.0]),
+        ["point 0['a']", "int"],
+        "torch.as_tensor",
+    ),
+    "positions of numbers": (
+        lambda: from_positions([{"a": 1}, {"a": 2}], 1.0),
+        ["position 0['a']", "int"],
+        "torch.as_tensor",
+    ),
+    "an infinite displacement": (
+        lambda: Trajectory([PARAMS], [params_with(INF)], [1.0]),
+        ["displacement 0", "'2.bias'", "1 NaN or infinite"],
+        "wider dtype",
+    ),
     "positions as tensors": (
         lambda: from_positions([X, X], 1),
         ["position 0", "Tensor"],
@@ -215,13 +235,13 @@ RECORDINGS = {
     ),
     "the name of an optimizer": (
         lambda: record("sgd"),
-        ["optimizer", "str"],
+        ["optimizer", "'sgd'"],
         "torch.optim.SGD",
     ),
     "two learning rates": (
         step_with_two_rates,
         ["[0.1, 0.2]"],
-        "same lr",
+        "one group at a time",
     ),
     "parameters instead of a model": (
         lambda: tacit.record(PARAMS),
@@ -274,3 +294,8 @@ CASES = {**CANDIDATES, **DIFFERENCES, **TRAJECTORIES, **RECORDINGS, **STACKS}
 @pytest.mark.parametrize(("call", "names", "remedy"), CASES.values(), ids=CASES.keys())
 def test_a_wrong_call_names_the_mistake_and_the_remedy(call, names, remedy):
     assert_refused(call, names, remedy)
+
+
+def test_a_displacement_may_exceed_the_range_of_the_points_dtype():
+    point, displacement = torch.zeros(1, dtype=torch.float16), torch.tensor([1e5]).double()
+    assert len(Trajectory([{"w": point}], [{"w": displacement}], [1.0])) == 1

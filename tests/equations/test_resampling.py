@@ -223,8 +223,8 @@ REFUSED = [
     ({"replicates": True}, "replicates is True"),
     ({"seed": -1}, "seed is -1"),
     ({"kind": "block"}, "kind is 'block'"),
-    ({"train": None}, "train is a NoneType"),
-    ({"train": lambda data, seed: None}, "what train returned is a NoneType"),
+    ({"train": None}, "train is None"),
+    ({"train": lambda data, seed: None}, "what train returned is None"),
     ({"train": lambda data, seed: {"w": torch.ones(1)}}, "missing weight, unknown w"),
     ({"train": lambda data, seed: {"weight": torch.ones(1, 4)}}, "shape (1, 4)"),
     ({"train": lambda data, seed: {"weight": torch.full((1, 5), torch.nan)}}, "NaN"),
@@ -240,7 +240,7 @@ REFUSED = [
     ({"weights": torch.full((64,), torch.inf)}, "finite"),
     ({"weights": "uniform"}, "weights is a str: pass a tensor"),
     ({"regularizers": []}, "pass at least one"),
-    ({"model": None}, "model is a NoneType"),
+    ({"model": None}, "model is None"),
 ]
 
 

@@ -62,7 +62,7 @@ def test_wrong_calls_are_refused():
         (fits_over_time([1.0] * 9), {"last": 4}, "at least 8"),
         ([1.0], {}, "dictionary"),
         (fits_over_time([1.0] * 8, "abcdefgh"), {}, "a time of fits is 'a': pass a finite number"),
-        (dict.fromkeys(range(8), 1.0), {}, "the fit at time 0 is a float"),
+        (dict.fromkeys(range(8), 1.0), {}, "the fit at time 0 is 1.0"),
         (fits_over_time([1.0] * 9) | other, {}, "same regularizers"),
     ):
         with pytest.raises(tacit.InputError, match=words):

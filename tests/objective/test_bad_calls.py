@@ -134,7 +134,7 @@ DATA = {
         ["1 NaN or infinite", "batch 0"],
         "drop or impute",
     ),
-    "a number as data": (lambda: make_objective(3), ["data is a int"], "DataLoader"),
+    "a number as data": (lambda: make_objective(3), ["data is 3"], "DataLoader"),
     "a list of two tensors": (
         lambda: make_objective([X, Y]),
         ["a batch is a Tensor"],
@@ -259,8 +259,18 @@ OBJECTIVES = {
     ),
     "a string as loss": (
         lambda: make_objective(loss="mse"),
-        ["loss is a str"],
+        ["loss is 'mse'"],
         "pass a function",
+    ),
+    "an unknown option": (
+        lambda: with_batch_loss(squares, drawz=2),
+        ["option of from_batch_loss", "'drawz'"],
+        "'draws'",
+    ),
+    "parameters as arrays": (
+        lambda: OBJECTIVE.value({n: p.detach().numpy() for n, p in PARAMS.items()}),
+        ["params['0.weight']", "ndarray"],
+        "torch.as_tensor",
     ),
     "a sum-reduced loss": (
         lambda: make_objective(loss=nn.MSELoss(reduction="sum")),

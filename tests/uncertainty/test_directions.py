@@ -15,8 +15,8 @@ from tacit.uncertainty.directions import (
     balanced_signs,
     build_directions,
     known_products,
-    residual,
-    square_norm,
+    square_norm_of_rows,
+    unexplained_rows,
 )
 
 
@@ -68,10 +68,10 @@ def test_residuals_and_norms_leave_out_rows_without_equations(problem):
     params = bound.params
     target = {n: torch.full_like(p, 2.0) for n, p in params.items()}
     strengths = torch.tensor([0.3, -0.2]).double()
-    unexplained = flat(residual(bound, target, strengths), params)
+    unexplained = flat(unexplained_rows(bound, target, strengths), params)
     expected = (2.0 - 0.5 * known_column - design @ strengths) * has_equation
     torch.testing.assert_close(unexplained, expected)
-    assert square_norm(bound, target) == pytest.approx(4 * int(has_equation.sum()))
+    assert square_norm_of_rows(bound, target) == pytest.approx(4 * int(has_equation.sum()))
 
 
 def test_balanced_signs_add_up_to_zero():

@@ -1,6 +1,6 @@
 """Checks of the arguments of ensemble functions: numbers, dropout rates, and the loss."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from tacit.ensembles.data import MemberData, assign_data
 from tacit.ensembles.members import Ensemble
-from tacit.errors import InputError, check_number, check_type
+from tacit.errors import InputError, check_type
 from tacit.objective.losses import Loss
 from tacit.objective.passes import PROBE_EXAMPLES, check_mean_reduced
 
@@ -25,33 +25,45 @@ def prepare(
     return ensemble, data
 
 
-def as_numbers(value: Any, like: Tensor, *, what: str) -> Tensor:
-    """Convert numbers to a tensor with the device and dtype of `like`."""
+def as_numbers(value: Any, ensemble: Ensemble, *, what: str) -> Tensor:
+    """Convert numbers to a tensor with the ensemble's device and dtype; True is no number."""
+    like = ensemble.first_tensor
     try:
+        entries = value if isinstance(value, Sequence) else [value]
+        if any(isinstance(v, bool) or getattr(v, "dtype", None) == torch.bool for v in entries):
+            raise TypeError("True and False are not numbers")
         return torch.as_tensor(value, dtype=like.dtype, device=like.device)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise InputError(f"{what} is {value!r}: pass a number, or one for each member.") from error
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+        raise InputError(
+            f"{what} is {value!r}: pass a number, or one for each of the {len(ensemble)} members."
+        ) from error
 
 
-def per_member(what: str, value: Any, ensemble: Ensemble, **bounds: float) -> Tensor:
-    """Check one number for all members, or one per member, and return one per member.
-
-    The bounds are those of `check_number`.
-    """
-    numbers, members = as_numbers(value, ensemble.first_tensor, what=what), len(ensemble)
+def per_member(
+    what: str,
+    value: Any,
+    ensemble: Ensemble,
+    accepts: Callable[[Tensor], Tensor],
+    needed: str,
+) -> Tensor:
+    """Check one number for all members, or one per member, and return one per member."""
+    numbers, members = as_numbers(value, ensemble, what=what), len(ensemble)
     if numbers.shape not in ((), (members,)):
         raise InputError(
             f"{what} has shape {tuple(numbers.shape)}: pass one number, or one for each of the "
             f"{members} members."
         )
-    for number in numbers.flatten().tolist():
-        check_number(what, number, **bounds)
+    if not bool((numbers.isfinite() & accepts(numbers)).all()):
+        raise InputError(
+            f"{what} is {value!r}: pass {needed}, or one for each of the {members} members."
+        )
     return numbers.expand(members)
 
 
 def dropout_rates(dropout: float | Sequence[float] | Tensor, ensemble: Ensemble) -> Tensor:
     """Check dropout rates for an ensemble with dropout layers, and return one per member."""
-    rates = per_member("dropout", dropout, ensemble, least=0, below=1)
+    needed = "a rate from 0 to below 1"
+    rates = per_member("dropout", dropout, ensemble, lambda r: (r >= 0) & (r < 1), needed)
     if not any(isinstance(module, nn.Dropout) for module in ensemble.model.modules()):
         raise InputError(
             "dropout was passed, but the model has no nn.Dropout layer: add one, or leave it out."

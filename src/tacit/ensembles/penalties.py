@@ -94,7 +94,7 @@ def expand_penalties(
 def expand_strengths(name: str, value: Any, strengths: int, ensemble: Ensemble) -> Tensor:
     """Check the strengths of a penalty, and expand them to (members, strengths)."""
     members = len(ensemble)
-    tensor = as_numbers(value, ensemble.first_tensor, what=f"the strength of {name!r}")
+    tensor = as_numbers(value, ensemble, what=f"the strength of {name!r}")
     expected = tensor.shape in ((), (members,), (members, strengths))
     if not expected or (tensor.dim() == 1 and strengths > 1) or not bool(tensor.isfinite().all()):
         raise InputError(

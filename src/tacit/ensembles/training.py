@@ -76,7 +76,9 @@ def train(
         members=torch.arange(len(ensemble), device=theta.device),
         theta=theta,
         state=plan.optimizer.initial_state(theta),
-        rates=per_member("rate", plan.optimizer.rate, ensemble, above=0),
+        rates=per_member(
+            "rate", plan.optimizer.rate, ensemble, lambda r: r > 0, "a finite number above 0"
+        ),
         data=data,
         validation=None if validation is None else prepare(ensemble, loss, validation)[1],
         randomness=MemberRandomness(check_seeds(seeds, len(ensemble)), theta.device),

@@ -86,7 +86,8 @@ def flow_time(optimizer: torch.optim.Optimizer) -> float:
     if len(times) > 1:
         raise InputError(
             f"the optimizer's groups have different step sizes (flow times {sorted(times)}), but "
-            "one time per step is needed: use the same lr and momentum for all."
+            "one time per step is needed: use the same lr and momentum, or rows= with one group "
+            "at a time."
         )
     return times.pop()
 

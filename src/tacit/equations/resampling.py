@@ -121,8 +121,7 @@ def _check(data: Any, train: Any, replicates: Any, kind: Any, seed: Any) -> None
     check_whole("replicates", replicates)
     check_whole("seed", seed, least=0)
     check_choice("kind", kind, ("pairs", "residual"))
-    if not callable(train):
-        raise InputError(f"train is a {type(train).__name__}: pass a function train(data, seed).")
+    check_type("train", train, Callable, "a function train(data, seed)")
     if type(data) is not tuple or len(data) < 2 or not all(isinstance(t, Tensor) for t in data):
         described = type(data).__name__
         if isinstance(data, list | tuple):

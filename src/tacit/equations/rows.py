@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from tacit.equations.equations import Block, Family, triangular_factor
-from tacit.errors import InputError, check_number
+from tacit.errors import InputError, check_number, check_type
 from tacit.objective.params import Params, Scope, layer_of, select, shorten
 from tacit.regularizers.family import Columns, Regularizer, join_columns
 
@@ -77,7 +77,8 @@ def check_averaged(averaged: Iterable[Regularizer], candidates: Iterable[Regular
         if by_name.get(candidate.name, candidate) is not candidate:
             raise InputError(
                 f"{candidate.name!r} was averaged while training, but this is another object of "
-                "that name: pass the one that was averaged, or give this one another name."
+                "that name: pass the object that was averaged, such as the one in "
+                "Plan(averaged=…), or give this one another name."
             )
 
 
@@ -91,17 +92,17 @@ def check_candidates(
         raise InputError(
             f"regularizers is {regularizers!r}: pass at least one, as in [tacit.l2()]."
         )
-    known = {} if known is None else known
-    if not isinstance(known, Mapping):
-        raise InputError(
-            f"known is a {type(known).__name__}: pass a dictionary from penalty to strength, as in "
-            "{tacit.l2(): 5e-5}."
-        )
+    if known is None:
+        known = {}
+    else:
+        needed = "a dictionary from penalty to strength, as in {tacit.l2(): 5e-5}"
+        check_type("known", known, Mapping, needed)
     for candidate in (*regularizers, *known):
         if not isinstance(candidate, Regularizer):
+            hint = " Call it, as in tacit.l2()." if callable(candidate) else ""
             raise InputError(
                 f"a regularizer is a {type(candidate).__name__}: pass what tacit.l2() or "
-                "tacit.regularizer(name, function) returns. Call it if it is a function."
+                f"tacit.regularizer(name, function) returns.{hint}"
             )
     for penalty, strength in known.items():
         check_number(f"the known strength of {penalty.name!r} (w/2 for weight_decay=w)", strength)

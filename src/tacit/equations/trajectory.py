@@ -17,7 +17,8 @@ from tacit.objective.objective import Objective, check_objective
 from tacit.objective.params import (
     Params,
     Scope,
-    check_params,
+    check_alike,
+    check_finite,
     coarsest_dtype,
     norm,
     square_norm,
@@ -50,8 +51,8 @@ class Trajectory:
             )
         for step, (point, displacement, time) in enumerate(zip(*parts, strict=True)):
             check_time(time)
-            check_params(point, self.points[0], what=f"point {step}")
-            check_params(displacement, self.points[0], what=f"displacement {step}")
+            _check_like(point, self.points[0], what=f"point {step}")
+            _check_like(displacement, self.points[0], what=f"displacement {step}")
 
     def __len__(self) -> int:
         return len(self.points)
@@ -74,7 +75,7 @@ class Trajectory:
                 "given: pass one per step, or a single number."
             )
         for number, position in enumerate(positions):
-            check_params(position, positions[0], what=f"position {number}")
+            _check_like(position, positions[0], what=f"position {number}")
         displacements = []
         for number, (start, end) in enumerate(pairwise(positions)):
             if any(start[n].data_ptr() == end[n].data_ptr() for n in start if start[n].numel()):
@@ -91,6 +92,12 @@ class Trajectory:
 def check_time(time: float) -> None:
     """Refuse a flow time that is not a finite number above zero."""
     check_number("the time of a step (η, or η/(1−β) with momentum β)", time, above=0)
+
+
+def _check_like(vector: Params, reference: Params, *, what: str) -> None:
+    """Refuse other names or shapes than the reference's, and values that are not finite."""
+    check_alike(vector, reference, what=what)
+    check_finite(vector, what=what)
 
 
 def trajectory_target(
@@ -150,7 +157,7 @@ def _target_points(
     for point, displacement, time in steps:
         params = objective.point(point, what="a trajectory's point")
         expected = reference(objective, params, time)
-        check_params(expected, params, what="the reference displacement")
+        _check_like(expected, params, what="the reference displacement")
         vector = {n: _rate_beyond(expected[n], displacement[n], time) for n in params}
         eps = torch.finfo(coarsest_dtype(*params.values(), *point.values())).eps
         floors = {n: eps * math.sqrt(square_norm(p)) / time for n, p in params.items()}

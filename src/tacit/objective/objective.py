@@ -1,12 +1,12 @@
 """A model, a loss and data as functions of the parameters: value, gradient, Hessian products."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Self
+from typing import Any, Self, TypedDict, Unpack
 
 import torch
 from torch import Tensor, nn
 
-from tacit.errors import InputError
+from tacit.errors import InputError, check_choice, check_type, check_whole
 from tacit.objective import derivatives, per_example
 from tacit.objective.batches import open_batches, tensors_in
 from tacit.objective.losses import BatchLoss, ExampleLosses, Loss, MeanLoss, split_batch
@@ -21,6 +21,16 @@ from tacit.objective.params import (
 from tacit.objective.passes import Derivative, Passes, PassResult
 from tacit.objective.per_example import DirectionalDerivatives
 from tacit.objective.randomness import seed_devices, takes_noise
+
+
+class ObjectiveOptions(TypedDict, total=False):
+    """The options of an `Objective`, which describes them."""
+
+    weights: Tensor | None
+    batch_size: int
+    training: bool
+    draws: int
+    seed: int
 
 
 class Objective:
@@ -60,19 +70,16 @@ class Objective:
         seed: int = 0,
     ):
         reader = loss if isinstance(loss, ExampleLosses) else MeanLoss(loss)
-        if not isinstance(model, nn.Module):
-            raise InputError(f"model is a {type(model).__name__}: pass a trained torch.nn.Module.")
-        if not callable(reader.function):
-            raise InputError(
-                f"the loss is a {type(reader.function).__name__}: pass a function, such as "
-                "torch.nn.functional.cross_entropy."
-            )
-        if not isinstance(training, bool):
-            raise InputError(f"training is {training!r}: pass True or False.")
-        numbers = {"batch_size": (batch_size, 1), "draws": (draws, 1), "seed": (seed, 0)}
-        for name, (number, least) in numbers.items():
-            if isinstance(number, bool) or not isinstance(number, int) or number < least:
-                raise InputError(f"{name} is {number!r}: pass a whole number, at least {least}.")
+        a_loss = "a function, such as torch.nn.functional.cross_entropy"
+        for name, value, kind, needed in (
+            ("model", model, nn.Module, "a trained torch.nn.Module"),
+            ("the loss", reader.function, Callable, a_loss),
+            ("training", training, bool, "True or False"),
+        ):
+            check_type(name, value, kind, needed)
+        numbers = (("batch_size", batch_size, 1), ("draws", draws, 1), ("seed", seed, 0))
+        for name, number, least in numbers:
+            check_whole(name, number, least)
         self.model, self.data, self.weights = model, data, weights
         self.training, self.draws, self.seed = training, draws, seed
         self.loss: Loss | None = reader.function if isinstance(reader, MeanLoss) else None
@@ -90,7 +97,11 @@ class Objective:
 
     @classmethod
     def from_batch_loss(
-        cls, model: nn.Module, batch_loss: BatchLoss, data: Any, **options: Any
+        cls,
+        model: nn.Module,
+        batch_loss: BatchLoss,
+        data: Any,
+        **options: Unpack[ObjectiveOptions],
     ) -> Self:
         """An objective from batch_loss(model, batch) -> losses, 1-D, one per example or token.
 
@@ -101,6 +112,8 @@ class Objective:
 
         The options are those of `Objective`: weights, batch_size, training, draws, seed.
         """
+        for name in options:
+            check_choice("an option of from_batch_loss", name, ObjectiveOptions.__annotations__)
         return cls(model, ExampleLosses(batch_loss), data, **options)
 
     @property

@@ -98,9 +98,18 @@ def select(names: Iterable[str], scope: Scope, *, what: str) -> tuple[str, ...]:
 
 def check_params(params: Mapping[str, Tensor], reference: Params, *, what: str) -> Params:
     """The parameters with the reference's device and dtype; refused if names or shapes differ."""
+    check_alike(params, reference, what=what)
+    converted = {n: params[n].detach().to(t) for n, t in reference.items()}
+    check_finite(converted, what=what)
+    return converted
+
+
+def check_alike(params: Mapping[str, Tensor], reference: Params, *, what: str) -> None:
+    """Refuse anything but named tensors, and other names or shapes than the reference's."""
     if not isinstance(params, Mapping):
         raise InputError(
-            f"{what} is a {type(params).__name__}: pass a dictionary of named tensors."
+            f"{what} is a {type(params).__name__}: pass a dictionary of named tensors, such as "
+            "dict(model.named_parameters())."
         )
     missing = [n for n in reference if n not in params]
     unknown = [n for n in params if n not in reference]
@@ -111,14 +120,16 @@ def check_params(params: Mapping[str, Tensor], reference: Params, *, what: str) 
             f"{shorten(reference)}."
         )
     for name, tensor in reference.items():
-        if not isinstance(params[name], Tensor) or params[name].shape != tensor.shape:
+        if not isinstance(params[name], Tensor):
+            raise InputError(
+                f"{what}[{name!r}] is {describe(params[name])}: pass a tensor, as in "
+                "torch.as_tensor(…)."
+            )
+        if params[name].shape != tensor.shape:
             raise InputError(
                 f"{what}[{name!r}] is {describe(params[name])}: pass a tensor of shape "
                 f"{tuple(tensor.shape)}, from the same architecture."
             )
-    converted = {n: params[n].detach().to(t) for n, t in reference.items()}
-    check_finite(converted, what=what)
-    return converted
 
 
 def check_finite(tensors: Mapping[str, Tensor], *, what: str) -> None:
@@ -128,7 +139,8 @@ def check_finite(tensors: Mapping[str, Tensor], *, what: str) -> None:
             bad = int((~torch.isfinite(tensor)).sum())
             raise InputError(
                 f"{what} of {name!r} holds {bad} NaN or infinite of {tensor.numel()} values: "
-                "it overflowed. Use an earlier checkpoint, a smaller step or a wider dtype."
+                "training has diverged or overflowed. Use an earlier checkpoint, a smaller step "
+                "size or a wider dtype."
             )
 
 

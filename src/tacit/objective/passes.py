@@ -287,7 +287,8 @@ def check_mean_reduced(
     raise InputError(
         f"the loss of a batch of {count} is {whole:.6g}, the mean over its two halves {mean:.6g}: "
         "not a mean over examples. Likely causes: shapes that broadcast, as (n, 1) and (n,), class "
-        "weights, ignored tokens, or examples that interact. Use Objective.from_batch_loss."
+        "weights, ignored tokens, or examples that interact. Use Objective.from_batch_loss with "
+        "one loss per example or token."
     )
 
 

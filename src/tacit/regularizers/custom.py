@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from tacit.errors import InputError
+from tacit.errors import InputError, check_type
 from tacit.objective import derivatives
 from tacit.objective.params import Params, Scope, check_finite, select
 from tacit.regularizers.family import Columns, Regularizer, whole_column
@@ -26,11 +26,8 @@ def regularizer(
     >>> regularizer("norm", lambda params: params["w"].norm()).gradient(params)
     {'norm': {'w': tensor([0.6000, 0.8000], dtype=torch.float64)}}
     """
-    if not callable(function):
-        raise InputError(
-            f"the function of {name!r} is a {type(function).__name__}: pass a function of the "
-            "parameters' dictionary that returns a scalar."
-        )
+    needed = "a function of the parameters' dictionary that returns a scalar"
+    check_type(f"the function of {name!r}", function, Callable, needed)
 
     def value(params: Params) -> Tensor:
         in_scope = select(params, scope, what=f"scope of {name}")

@@ -1,6 +1,5 @@
 """Families that are sums over single entries: ridge, lasso, smoothed lasso, distance to a point."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import replace
 from numbers import Real
@@ -9,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tacit.errors import InputError
+from tacit.errors import InputError, check_type
 from tacit.objective.params import Params, Scope, check_finite, to_float64
 from tacit.regularizers.family import EntrywiseFunction, Regularizer, TensorGradient, separable
 
@@ -49,7 +48,8 @@ def smooth_l1(beta: float, *, scope: Scope = None, name: str = "smooth_l1") -> R
     Trap: where all weights are smaller than β in magnitude, its column is proportional to that of
     `l2`, and the two strengths cannot be separated. Choose β well below typical weights.
     """
-    if isinstance(beta, bool) or not isinstance(beta, Real) or not 0 < beta < math.inf:
+    most = torch.finfo(torch.float64).max
+    if isinstance(beta, bool) or not isinstance(beta, Real) or not 0 < beta <= most:
         raise InputError(f"beta is {beta!r}: pass a finite number above zero; for β = 0 use l1().")
 
     def value(theta: Tensor) -> Tensor:
@@ -76,11 +76,11 @@ def distance_to(
         scope: which parameters the sum runs over.
         name: the name that the strength is listed under.
     """
-    if not isinstance(params, Mapping) or not all(isinstance(t, Tensor) for t in params.values()):
-        raise InputError(
-            f"distance_to was given a {type(params).__name__}: pass a dictionary of named "
-            "tensors, such as dict(model.named_parameters())."
-        )
+    needed = "a dictionary of named tensors, such as dict(model.named_parameters())"
+    check_type("the reference of distance_to", params, Mapping, needed)
+    for tensor_name, tensor in params.items():
+        what = f"the reference of distance_to for {tensor_name!r}"
+        check_type(what, tensor, Tensor, "a tensor, as in torch.as_tensor(…)")
     reference: Params = {n: t.detach().clone() for n, t in params.items()}
     check_finite(reference, what="the reference value")
 

@@ -9,7 +9,7 @@ from tacit.equations.difference import difference_target
 from tacit.equations.target import Setting, endpoint_target
 from tacit.objective.objective import Objective
 from tacit.objective.params import Params
-from tacit.uncertainty.directions import residual
+from tacit.uncertainty.directions import unexplained_rows
 from tacit.uncertainty.linear_fit import (
     LinearFit,
     check_order,
@@ -55,7 +55,9 @@ def design_scores(
         return total, tuple(notes)
     check_order(setting)
     point = linear_fit.bound.params
-    unexplained = residual(linear_fit.bound, _mean_target(setting, point), linear_fit.strengths)
+    unexplained = unexplained_rows(
+        linear_fit.bound, _mean_target(setting, point), linear_fit.strengths
+    )
     for influence, strengths, columns in varying:
         changes = influence(point, [*directions, unexplained])
         total = total + (changes[:, -1] @ columns.T - changes[:, :-1] @ strengths)

@@ -62,7 +62,7 @@ def random_signs(bound: BoundCandidates, seed: int) -> Params:
     return {name: flat.view(bound.params[name].shape) for name, flat in signs.items()}
 
 
-def square_norm(bound: BoundCandidates, vector: Mapping[str, Tensor]) -> float:
+def square_norm_of_rows(bound: BoundCandidates, vector: Mapping[str, Tensor]) -> float:
     """‖vector‖² over the rows of the equations."""
     total = 0.0
     for name, part, *_, kinks in _read(bound, columns=False):
@@ -71,7 +71,7 @@ def square_norm(bound: BoundCandidates, vector: Mapping[str, Tensor]) -> float:
     return total
 
 
-def residual(bound: BoundCandidates, target: Params, strengths: Tensor) -> Params:
+def unexplained_rows(bound: BoundCandidates, target: Params, strengths: Tensor) -> Params:
     """What a fit leaves unexplained: target − known penalties' gradients − Φ·strengths."""
     params = bound.params
     flat = {name: params[name].new_empty(params[name].numel()) for name in bound.rows}

@@ -16,7 +16,7 @@ from tacit.objective.params import Params
 from tacit.objective.per_example import DirectionalDerivatives
 from tacit.objective.randomness import split_draws
 from tacit.uncertainty.design import design_scores
-from tacit.uncertainty.directions import balanced_signs, build_directions, square_norm
+from tacit.uncertainty.directions import balanced_signs, build_directions, square_norm_of_rows
 from tacit.uncertainty.linear_fit import (
     check_order,
     check_strengths,
@@ -86,7 +86,7 @@ def score_examples(
     variance = float(probe_covariance.diagonal().mean())
     if derivatives.signed_sum is not None:
         total_weight = len(values) if weights is None else float(weights.sum())
-        variance = square_norm(bound, derivatives.signed_sum) / total_weight**2
+        variance = square_norm_of_rows(bound, derivatives.signed_sum) / total_weight**2
     shifts, notes = torch.zeros(1, count), ()
     candidates = linear_fit.origin.candidates
     if any(r.influence is not None for r in (*candidates.estimated, *candidates.known)):
@@ -131,13 +131,15 @@ def _target_derivatives(
     if setting.plain is None:
         return technique._replace(values=-technique.values)
     plain = _mean_over_groups(setting.plain, *options)
-    a, b = technique.weights, plain.weights
-    same_weights = a is b if a is None or b is None else a.equal(b)
-    if len(technique.values) != len(plain.values) or not same_weights:
+    if len(technique.values) != len(plain.values):
         raise InputError(
             f"the technique has {len(technique.values)} examples and plain has "
-            f"{len(plain.values)}, or their weights differ: pass the same examples in the same "
-            "order, with the same weights."
+            f"{len(plain.values)}: pass the same examples in the same order."
+        )
+    a, b = technique.weights, plain.weights
+    if not (a is b if a is None or b is None else a.equal(b)):
+        raise InputError(
+            "the technique and plain have different weights of examples: pass the same weights."
         )
     ours, theirs = technique.signed_sum or {}, plain.signed_sum or {}
     signed_sum = {name: total - theirs[name] for name, total in ours.items()}
@@ -177,7 +179,7 @@ def _population_size(population: Any, derivatives: DirectionalDerivatives) -> in
     if not is_number or not float(population).is_integer() or population < count:
         raise InputError(
             f"population is {population!r} for {count} examples: pass the number of examples they "
-            "were drawn from, or math.inf."
+            "were drawn from, a whole number, or math.inf for an infinite population."
         )
     return int(float(population))
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tacit.errors import InputError, check_number, check_whole
+from tacit.errors import InputError, check_number
 from tacit.fitting.error_bars import ErrorBars, mark_undetermined
 from tacit.fitting.fits import Fit
 from tacit.objective.params import Params
@@ -129,13 +129,13 @@ def stationary_error_bars(
             "the fit is of difference equations, which are written at fixed weights: training has "
             "no noise there. Pass a fit of endpoint equations."
         )
-    check_number("rate", rate, above=0)
+    check_number("rate (the step size at the end of training)", rate, above=0)
     check_number("momentum", momentum, least=0, below=1)
-    check_whole("batch_size", batch_size)
-    if batch_size > objective.count:
+    whole_number = isinstance(batch_size, int) and not isinstance(batch_size, bool)
+    if not whole_number or not 1 <= batch_size <= objective.count:
         raise InputError(
-            f"batch_size is {batch_size} for {objective.count} examples: pass the number of "
-            "examples per training step."
+            f"batch_size is {batch_size!r} for {objective.count} examples: pass the number of "
+            f"examples per training step, a whole number from 1 to {objective.count}."
         )
     steps = SgdSteps(float(rate), batch_size, float(momentum), objective.count)
     penalised, notes = _penalised_loss(linear_fit)

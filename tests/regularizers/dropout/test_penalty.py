@@ -229,7 +229,7 @@ def test_objectives_of_other_forms_and_wrong_options_are_refused():
         (lambda: explicit_dropout(plain, samples=0), "samples is 0"),
         (lambda: explicit_dropout(plain, samples=True), "samples is True"),
         (lambda: explicit_dropout(plain, seed=-1), "seed is -1"),
-        (lambda: explicit_dropout(plain, by_layer=1), "by_layer is a int: pass True or False"),
+        (lambda: explicit_dropout(plain, by_layer=1), "by_layer is 1: pass True or False"),
         (lambda: explicit_dropout(plain, name=""), "name"),
     ]:
         with pytest.raises(tacit.InputError, match=pattern):
