@@ -56,7 +56,11 @@ def test_estimate_prints_the_summary_and_writes_json(folder):
 
 
 @pytest.mark.parametrize(
-    "spec", ["l1", "group_l2:scope=weight", "layerwise:l2", "diagonal", "gradient_norm"]
+    "spec",
+    [
+        *("l1", "group_l2:scope=weight", "layerwise:l2", "diagonal", "gradient_norm"),
+        *("smooth_l1:scope=weight,w*,beta=1e-3", "layerwise:l2:scope=tacit.matrices"),
+    ],
 )
 def test_estimate_accepts_every_kind_of_candidate(folder, spec):
     result = invoke("estimate", "mine:objective", "--with", spec, "--nonnegative")
@@ -78,6 +82,8 @@ WRONG_CALLS = {
     ("mine:objective", "--with", "smooth_l1:beta=x"): "beta is 'x'",
     ("mine:objective", "--with", "smooth_l1:beta=-1"): "beta is -1.0",
     ("mine:objective", "--with", "l2:width=3"): "beta, scope or name",
+    ("mine:objective", "--with", "l2:name=x,weight"): "beta, scope or name",
+    ("mine:objective", "--with", "l2:scope=weight,bias"): "'bias' of the list matches no parameter",
     ("mine:objective", "--with", "l2", "--with", "l2"): "several regularizers",
     ("mine:objective", "--with", "l2", "--known", "l2"): "write it as l2=5e-5",
 }

@@ -117,12 +117,15 @@ def test_second_derivatives_equal_differences_of_first(make, device):
     torch.manual_seed(6)
     model = make().double().to(device)
     X = torch.randn(6, 4, 8, generator=torch.Generator().manual_seed(6), dtype=torch.float64)
-    objective = tacit.Objective(model, F.mse_loss, (X, X))
+    objective = tacit.Objective(model, F.mse_loss, (X, X), batch_norm="running")
     direction = {n: torch.ones_like(p) for n, p in objective.params.items()}
     product = objective.hvp(direction)
     h, params = 1e-5, params_of(model)
     ahead, behind = (
-        objective.gradient({n: p + sign * h * direction[n] for n, p in params.items()})
+        objective.gradient(
+            {n: p + sign * h * direction[n] for n, p in params.items()}
+            | dict(model.named_buffers())
+        )
         for sign in (1, -1)
     )
     for name, values in product.items():
@@ -166,3 +169,22 @@ def test_epochs_and_nulls_are_those_of_the_cpu(device):
         null_strengths.append(null.draws)
     assert strengths[1] == pytest.approx(strengths[0], rel=1e-7)
     assert list(null_strengths[1]) == pytest.approx(list(null_strengths[0]), rel=1e-6)
+
+
+def test_augmentation_on_the_device_is_seeded_by_draw(device):
+    class Noisy(torch.utils.data.Dataset):
+        def __len__(self):
+            return 16
+
+        def __getitem__(self, index):
+            return X[index] + torch.randn(5, device=device, dtype=torch.float64), Y[index]
+
+    X, Y = (tensor.to(device) for tensor in random_data(1, count=16, outputs=2))
+    model = network(device)
+    with pytest.raises(tacit.InputError, match="differs between two reads"):
+        tacit.Objective(model, F.mse_loss, Noisy())
+    state = torch.get_rng_state()
+    objective = tacit.Objective(model, F.mse_loss, Noisy(), training=True, draws=2)
+    values = [objective.value_and_gradient(draws=[draw])[0] for draw in (0, 1, 0)]
+    assert values[0] == values[2] != values[1]
+    assert torch.equal(torch.get_rng_state(), state)

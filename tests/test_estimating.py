@@ -1,10 +1,11 @@
-"""One fit per checkpoint of a run, against the theory of early stopping."""
+"""Both forms of estimate, and one fit per checkpoint against the theory of early stopping."""
 
+import math
 import re
 
 import pytest
 import torch
-from support.models import random_data
+from support.models import random_data, tanh_mlp
 from torch import nn
 from torch.nn import functional as F
 
@@ -17,6 +18,69 @@ STEP = 0.05
 
 def linear_objective(data):
     return tacit.Objective(nn.Linear(5, 1, bias=False).double(), F.mse_loss, data)
+
+
+MODEL, DATA = tanh_mlp(1), random_data(1)
+OBJECTIVE = tacit.Objective(MODEL, F.mse_loss, DATA)
+RIDGE = tacit.l2()
+
+
+def test_an_objective_stands_for_model_loss_and_data():
+    known = {tacit.l2(scope="*.bias", name="biases"): 0.1}
+    for options in ({}, {"known": known}, {"nonnegative": True}, {"population": math.inf}):
+        expected = tacit.estimate(MODEL, F.mse_loss, DATA, [RIDGE], **options)
+        by_name = tacit.estimate(
+            model=MODEL, loss=F.mse_loss, data=DATA, regularizers=[RIDGE], **options
+        )
+        forms = [
+            tacit.estimate(OBJECTIVE, [RIDGE], **options),
+            tacit.estimate(OBJECTIVE, RIDGE, **options),
+            tacit.estimate(OBJECTIVE, regularizers=[RIDGE], **options),
+            tacit.estimate(objective=OBJECTIVE, regularizers=[RIDGE], **options),
+        ]
+        for fit in (by_name, *forms):
+            assert fit.to_dict() == expected.to_dict()
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    {
+        "objective and loss": (
+            lambda: tacit.estimate(OBJECTIVE, F.mse_loss, DATA, [RIDGE]),
+            "was given Objective, function, tuple, list",
+        ),
+        "objective alone": (lambda: tacit.estimate(OBJECTIVE), "was given Objective: an Objective"),
+        "objective and data": (
+            lambda: tacit.estimate(OBJECTIVE, data=DATA, regularizers=[RIDGE]),
+            "was given Objective, tuple, list",
+        ),
+        "model and objective": (
+            lambda: tacit.estimate(MODEL, objective=OBJECTIVE, regularizers=[RIDGE]),
+            "was given Objective, Sequential, list",
+        ),
+        "two objectives": (
+            lambda: tacit.estimate(OBJECTIVE, [RIDGE], objective=OBJECTIVE),
+            "was given Objective, Objective, list",
+        ),
+        "no objective": (
+            lambda: tacit.estimate(objective=MODEL, regularizers=[RIDGE]),
+            "was given Sequential, list",
+        ),
+        "a model and regularizers": (
+            lambda: tacit.estimate(MODEL, [RIDGE]),
+            "called without data, regularizers",
+        ),
+        "no regularizers": (
+            lambda: tacit.estimate(MODEL, F.mse_loss, DATA),
+            "called without regularizers",
+        ),
+        "nothing": (lambda: tacit.estimate(), "called without model, loss, data, regularizers"),
+    }.values(),
+)
+def test_mixtures_of_both_forms_are_refused(call, message):
+    with pytest.raises(tacit.InputError, match=re.escape(message)) as error:
+        call()
+    assert "estimate(objective, regularizers)" in str(error.value)
 
 
 def test_time_varying_gives_one_fit_per_checkpoint():

@@ -58,7 +58,7 @@ def test_public_names_exist_are_documented_and_sorted():
 
 def test_the_public_surface_stays_small():
     names = [n for n in tacit.__all__ if not isinstance(getattr(tacit, n), ModuleType)]
-    assert len(names) <= 30
+    assert len(names) <= 40
 
 
 def test_the_names_that_type_checkers_see_are_listed_and_imported_when_used():

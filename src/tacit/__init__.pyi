@@ -33,10 +33,12 @@ from tacit.fitting import Fit as Fit
 from tacit.fitting import fit as fit
 from tacit.identifiability import null_distribution as null_distribution
 from tacit.objective import Objective as Objective
+from tacit.objective import matrices as matrices
 from tacit.regularizers import Regularizer as Regularizer
 from tacit.regularizers import l1 as l1
 from tacit.regularizers import l2 as l2
 from tacit.regularizers import layerwise as layerwise
+from tacit.regularizers import optimizer_penalties as optimizer_penalties
 from tacit.regularizers import regularizer as regularizer
 from tacit.regularizers import smooth_l1 as smooth_l1
 from tacit.uncertainty import score_examples as score_examples

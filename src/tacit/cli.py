@@ -85,13 +85,13 @@ def estimate(
 ) -> None:
     """Estimate strengths at the objective's parameters and print the summary."""
     from tacit.specs import load_objective, parse_known, parse_regularizer
-    from tacit.uncertainty.scores import with_sampling_errors
 
     loaded = load_objective(objective)
     regularizers = [parse_regularizer(spec, loaded) for spec in candidates]
     penalties = dict(parse_known(spec, loaded) for spec in known or [])
-    equations = tacit.endpoint_equations(loaded, regularizers, known=penalties)
-    fit = with_sampling_errors(tacit.fit(equations, nonnegative=nonnegative), population)
+    fit = tacit.estimate(
+        loaded, regularizers, known=penalties, nonnegative=nonnegative, population=population
+    )
     if json_file is not None:
         _write_text(json_file, json.dumps(fit.to_dict(), indent=2) + "\n")
     print(fit.summary())

@@ -17,6 +17,7 @@ class ProblemKind(StrEnum):
 
     NO_SIGNAL = "no signal"
     NOISY = "noisy"
+    OBJECTIVE = "objective"
     UNEXPLAINED = "unexplained"
     UNIDENTIFIED = "unidentified"
     UNSETTLED = "unsettled"

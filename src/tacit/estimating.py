@@ -1,7 +1,7 @@
 """Estimates from a model, a loss and data in one call."""
 
 from collections.abc import Hashable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
 from torch import Tensor, nn
 
@@ -18,27 +18,81 @@ from tacit.uncertainty.scores import with_sampling_errors
 Time = TypeVar("Time", bound=Hashable)
 
 
+Candidates = Regularizer | Sequence[Regularizer]
+
+
+@overload
 def estimate(
     model: nn.Module,
     loss: Loss,
     data: Any,
-    regularizers: Regularizer | Sequence[Regularizer],
+    regularizers: Candidates,
     *,
+    known: Mapping[Regularizer, float] | None = None,
+    nonnegative: bool = False,
+    population: float | None = None,
+) -> Fit: ...
+
+
+@overload
+def estimate(
+    objective: Objective,
+    regularizers: Candidates,
+    /,
+    *,
+    known: Mapping[Regularizer, float] | None = None,
+    nonnegative: bool = False,
+    population: float | None = None,
+) -> Fit: ...
+
+
+@overload
+def estimate(
+    objective: Objective,
+    /,
+    *,
+    regularizers: Candidates,
+    known: Mapping[Regularizer, float] | None = None,
+    nonnegative: bool = False,
+    population: float | None = None,
+) -> Fit: ...
+
+
+@overload
+def estimate(
+    *,
+    objective: Objective,
+    regularizers: Candidates,
+    known: Mapping[Regularizer, float] | None = None,
+    nonnegative: bool = False,
+    population: float | None = None,
+) -> Fit: ...
+
+
+def estimate(
+    model: Any = None,
+    loss: Any = None,
+    data: Any = None,
+    regularizers: Any = None,
+    *,
+    objective: Objective | None = None,
     known: Mapping[Regularizer, float] | None = None,
     nonnegative: bool = False,
     population: float | None = None,
 ) -> Fit:
     """Strengths λ that make a trained model an optimum: ∇L + Σ λ_k ∇R_k = 0, by least squares.
 
-    The short way through `Objective`, `endpoint_equations` and `fit`: one pass over the data. With
-    `population`, a second pass adds error bars for the choice of examples, as `score_examples`
-    does.
+    Called as estimate(model, loss, data, regularizers), or as estimate(objective, regularizers)
+    where the objective needs options or is not loss(model(inputs), target). The short way through
+    `Objective`, `endpoint_equations` and `fit`: one pass over the data. With `population`, a second
+    pass adds error bars for the choice of examples, as `score_examples` does.
 
     Args:
         model: the trained module; parameters with requires_grad=False are constants.
         loss: loss(output, target), mean-reduced, without any penalty.
         data: a tuple of tensors (inputs, …, target), a DataLoader, or an iterable of such batches.
         regularizers: candidates whose strengths are estimated.
+        objective: in place of model, loss and data: an `Objective`, without any penalty.
         known: penalties that training did apply, with their strengths.
         nonnegative: fit under λ ≥ 0.
         population: how many examples the data was drawn from; math.inf for an infinite population.
@@ -51,11 +105,45 @@ def estimate(
     >>> fit = estimate(model, torch.nn.functional.mse_loss, (X, y), [tacit.l2()])
     >>> round(fit.strengths["l2"], 12), round(fit.explained, 12)
     (0.25, 1.0)
+    >>> objective = tacit.Objective(model, torch.nn.functional.mse_loss, (X, y), batch_size=1)
+    >>> round(estimate(objective, [tacit.l2()]).strengths["l2"], 12)
+    0.25
     """
-    objective = Objective(model, loss, data)
+    if objective is None and not isinstance(model, Objective):
+        _check_all_given(model=model, loss=loss, data=data, regularizers=regularizers)
+        objective = Objective(model, loss, data)
+    else:
+        objective, regularizers = _given_objective(objective, model, loss, data, regularizers)
     equations = endpoint_equations(objective, regularizers, known=known)
     result = fit(equations, nonnegative=nonnegative)
     return result if population is None else with_sampling_errors(result, population)
+
+
+FORMS = "estimate(model, loss, data, regularizers) or estimate(objective, regularizers)"
+
+
+def _check_all_given(**arguments: Any) -> None:
+    """Refuse a call that leaves out an argument of the first form."""
+    missing = [name for name, argument in arguments.items() if argument is None]
+    if missing:
+        raise InputError(
+            f"estimate was called without {', '.join(missing)}: the arguments are {FORMS}."
+        )
+
+
+def _given_objective(objective: Any, *positional: Any) -> tuple[Objective, Candidates]:
+    """Objective and regularizers of the second form, by position or by name; mixtures are refused.
+
+    `positional` are the parameters model, loss, data and regularizers of the first form.
+    """
+    given = [argument for argument in (objective, *positional) if argument is not None]
+    if len(given) != 2 or not isinstance(given[0], Objective):
+        kinds = ", ".join(type(argument).__name__ for argument in given)
+        raise InputError(
+            f"estimate was given {kinds}: an Objective has its model, loss and data, so that it is "
+            f"passed with the regularizers only. The arguments are {FORMS}."
+        )
+    return given[0], given[1]
 
 
 def time_varying(

@@ -45,16 +45,15 @@ def load_objective(spec: str) -> "tacit.Objective":
 def parse_regularizer(spec: str, objective: "tacit.Objective") -> "tacit.Regularizer":
     """A regularizer from `name[:key=value,…]`, or `layerwise:` before one.
 
+    A scope is a pattern, several patterns separated by commas, or tacit.matrices.
+
     >>> parse_regularizer("smooth_l1:beta=1e-3,scope=*.weight", None).name
     'smooth_l1'
     """
     name, _, suffix = spec.partition(":")
     if name == "layerwise" and suffix:
         return tacit.layerwise(parse_regularizer(suffix, objective))
-    pairs = [_parse_option(option, spec) for option in suffix.split(",")] if suffix else []
-    options = dict(pairs)
-    if len(options) < len(pairs):
-        raise InputError(f"{spec!r} has the same option twice: write each option once.")
+    options = _parse_options(suffix, spec) if suffix else {}
     if name not in (*WITHOUT_OBJECTIVE, *WITH_OBJECTIVE):
         names = ", ".join((*WITHOUT_OBJECTIVE, *WITH_OBJECTIVE, "layerwise:…"))
         raise InputError(f"no regularizer {name!r} in {spec!r}: choose from {names}.")
@@ -75,13 +74,31 @@ def parse_known(spec: str, objective: "tacit.Objective") -> tuple["tacit.Regular
     return parse_regularizer(regularizer, objective), strength
 
 
-def _parse_option(part: str, spec: str) -> tuple[str, Any]:
-    key, equals, value = part.partition("=")
-    if not equals or key not in ("beta", "scope", "name"):
-        raise InputError(
-            f"{part!r} in {spec!r} is not an option: write key=value with beta, scope or name."
-        )
+def _parse_options(suffix: str, spec: str) -> dict[str, Any]:
+    """Options from `key=value,…`; the value of scope may be several patterns."""
+    options: dict[str, Any] = {}
+    key = ""
+    for part in suffix.split(","):
+        if key == "scope" and "=" not in part:
+            options[key] += [part]
+            continue
+        key, equals, value = part.partition("=")
+        if not equals or key not in ("beta", "scope", "name"):
+            raise InputError(
+                f"{part!r} in {spec!r} is not an option: write key=value with beta, scope or name."
+            )
+        if key in options:
+            raise InputError(f"{spec!r} has the same option twice: write each option once.")
+        options[key] = [value] if key == "scope" else value
+    if "beta" in options:
+        options["beta"] = _parse_beta(options["beta"], spec)
+    if options.get("scope") == ["tacit.matrices"]:
+        options["scope"] = tacit.matrices
+    return options
+
+
+def _parse_beta(value: str, spec: str) -> float:
     try:
-        return key, float(value) if key == "beta" else value
+        return float(value)
     except ValueError as error:
         raise InputError(f"beta is {value!r} in {spec!r}: pass a number above zero.") from error

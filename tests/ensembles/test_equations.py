@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from support.ensembles import MEMBERS, ensemble_and_data, small_networks, train_briefly
-from support.models import random_data, tanh_mlp
+from support.models import UnusedHead, random_data, tanh_mlp
 from torch.nn import functional as F
 
 import tacit
@@ -21,6 +21,7 @@ def candidate_lists():
         [tacit.smooth_l1(0.1), tacit.l2()],
         [tacit.l1(), tacit.l2(scope="*.weight", name="weights")],
         [tacit.layerwise(tacit.l2()), tacit.smooth_l1(0.1)],
+        [tacit.l2(scope=tacit.matrices), tacit.smooth_l1(0.1, scope=["0.bias", "2"])],
         [tacit.regularizers.group_l2(), tacit.regularizers.nuclear_norm()],
         [tacit.regularizers.distance_to(dict(tanh_mlp(9).named_parameters())), tacit.l2()],
         [tacit.regularizers.diagonal()],
@@ -225,3 +226,18 @@ REFUSED = {
 def test_wrong_arguments_are_refused_with_a_remedy(call, message):
     with pytest.raises(tacit.InputError, match=message):
         call(small_networks(), random_data(0))
+
+
+def test_parameters_that_the_loss_does_not_reach_have_no_equations():
+    models = [UnusedHead(tanh_mlp(seed), seed) for seed in range(3)]
+    ensemble, data = ensembles.from_models(models), random_data(5)
+    equations = ensembles.endpoint_equations(ensemble, F.mse_loss, data, tacit.l2())
+    run = train_briefly(ensemble, data, plan=Plan(SGD(0.01), 1, 16))
+    epochs = ensembles.epoch_equations(run, F.mse_loss, data, tacit.l2())
+    for m, model in enumerate(models):
+        objective = tacit.Objective(model, F.mse_loss, data)
+        expected = tacit.endpoint_equations(objective, tacit.l2())
+        assert_same_equations(equations[m], expected)
+        assert equations[m].sources[0].unreached == expected.sources[0].unreached
+        assert epochs[m].sources[0].unreached == ("head.weight", "head.bias")
+        assert epochs[m].layers == ("body.0", "body.2")

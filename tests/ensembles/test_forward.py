@@ -1,5 +1,8 @@
 """The outputs of all members at once are those of each module."""
 
+import functools
+import types
+
 import pytest
 import torch
 from support.ensembles import ensemble_and_data, sequential, train_briefly
@@ -55,8 +58,34 @@ def with_unused_parameter():
     return model
 
 
+def shared_layers():
+    layer = nn.Linear(5, 5)
+    return sequential(layer, nn.Tanh(), layer, nn.Tanh(), nn.Linear(5, 1))
+
+
+def with_patched_forward():
+    model = sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 1))
+    model.forward = types.MethodType(lambda self, x: self[2](self[0](x).sigmoid()) * 2, model)
+    return model
+
+
+def with_patched_layer():
+    model = sequential(nn.Linear(5, 5), nn.Tanh(), nn.Linear(5, 1))
+    model[1].forward = functools.partial(lambda layer, x: layer(x).tanh(), model[0])
+    return model
+
+
 @pytest.mark.parametrize(
-    "build", [shared_activation, shared_dropout, with_hook, with_unused_parameter]
+    "build",
+    [
+        shared_activation,
+        shared_dropout,
+        with_hook,
+        with_unused_parameter,
+        shared_layers,
+        with_patched_forward,
+        with_patched_layer,
+    ],
 )
 def test_unusual_models_give_the_equations_of_each_module(build):
     X, y = random_data(0)
@@ -66,6 +95,46 @@ def test_unusual_models_give_the_equations_of_each_module(build):
         objective = tacit.Objective(ensemble.module(m), F.mse_loss, (X, y))
         expected = tacit.fit(tacit.endpoint_equations(objective, tacit.l2()))
         assert tacit.fit(equations[m]).strengths == pytest.approx(expected.strengths, rel=1e-9)
+
+
+@pytest.mark.parametrize("build", [shared_layers, with_patched_forward, with_patched_layer])
+def test_outputs_are_those_of_the_users_modules_and_the_template_is_untouched(build):
+    X, _ = random_data(0)
+    torch.manual_seed(0)
+    models = [build() for _ in range(3)]
+    ensemble = ensembles.from_models(models)
+    parameters = dict(ensemble.model.named_parameters(remove_duplicate=False))
+    outputs = ensemble.forward(ensemble.params, X.expand(3, *X.shape), None)
+    for output, model in zip(outputs, models, strict=True):
+        torch.testing.assert_close(output, model(X), rtol=1e-13, atol=1e-15)
+    after = dict(ensemble.model.named_parameters(remove_duplicate=False))
+    assert all(after[name] is parameter for name, parameter in parameters.items())
+    assert all(isinstance(parameter, nn.Parameter) for parameter in after.values())
+    trained = ensemble.module(1)
+    trained(X).sum().backward()
+    torch.testing.assert_close(trained(X), models[1](X), rtol=1e-13, atol=1e-15)
+    assert all(parameter.grad is not None for parameter in trained.parameters())
+
+
+def hook_on_the_original():
+    model = sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 1))
+    model[2].register_forward_hook(lambda module, inputs, output: output + model[2].bias)
+    return model
+
+
+def method_around_the_original():
+    model = sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 1))
+    original = model.forward
+    model.forward = types.MethodType(lambda self, x: 2 * original(x), model)
+    return model
+
+
+@pytest.mark.parametrize("build", [hook_on_the_original, method_around_the_original])
+def test_a_copy_that_runs_the_original_is_refused(build):
+    X, _ = random_data(0)
+    ensemble = ensembles.initialise(build, [0, 1])
+    with pytest.raises(tacit.InputError, match="parameters outside of its modules"):
+        ensemble.forward(ensemble.params, X.expand(2, *X.shape), None)
 
 
 @pytest.mark.parametrize("dims", [(1, -1), (-2, -1), (2, 3), (2, -1), (1, 2)])

@@ -1,9 +1,12 @@
 """Ensembles are made only of modules that differ in nothing but their parameters."""
 
+import types
+
 import pytest
 import torch
 from support.ensembles import small_networks
 from torch import nn
+from torch.nn import functional as F
 
 import tacit
 from tacit import ensembles
@@ -12,6 +15,19 @@ from tacit import ensembles
 def linear_with_mask(mask):
     model = nn.Linear(3, 1)
     model.register_buffer("mask", torch.tensor(mask))
+    return model
+
+
+def patched(model, how):
+    if how == "method":
+        model.forward = types.MethodType(lambda self, x: F.linear(x, self.weight), model)
+    else:
+        model.forward = lambda x: F.linear(x, model.weight)
+    return model
+
+
+def hooked(model):
+    model.register_forward_hook(lambda module, inputs, output: 2 * output)
     return model
 
 
@@ -35,6 +51,18 @@ REFUSED = {
     "two architectures": (
         lambda: ensembles.from_models([nn.Linear(1, 2), nn.Linear(2, 1)]),
         "another architecture",
+    ),
+    "one patched forward": (
+        lambda: ensembles.from_models([nn.Linear(1, 1), patched(nn.Linear(1, 1), "method")]),
+        "another architecture",
+    ),
+    "one hook": (
+        lambda: ensembles.from_models([nn.Linear(1, 1), hooked(nn.Linear(1, 1))]),
+        "another architecture",
+    ),
+    "a forward that a copy would share": (
+        lambda: ensembles.from_models([patched(nn.Linear(1, 1), "closure")]),
+        "types.MethodType",
     ),
     "batch normalisation": (
         lambda: ensembles.from_models([nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))]),

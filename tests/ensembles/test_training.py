@@ -8,6 +8,7 @@ from functools import partial
 import pytest
 import torch
 from support.ensembles import ensemble_and_data, small_networks, train_briefly
+from support.hard_to_borrow import FromFunction
 from support.models import random_data
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -266,8 +267,31 @@ def test_classifiers_that_are_not_chains_match_the_plain_loop():
     assert_matches_plain_loops(run, results)
 
 
+def residual_network():
+    layer, head = nn.Linear(3, 3), nn.Linear(3, 2)
+    return FromFunction(lambda m, x: m.head(m.layer(x).tanh() + x), layer=layer, head=head).double()
+
+
+def test_a_layer_under_two_names_is_not_compiled():
+    X, y = draw_data(6)
+    layer = nn.Linear(3, 3)
+    ensemble = ensembles.from_models([nn.Sequential(layer, layer, nn.Linear(3, 2)).double()])
+    with pytest.raises(tacit.InputError, match="leave compile= out"):
+        ensembles.train(
+            ensemble, F.mse_loss, (X, y), Plan(SGD(0.1), 1, 8, compile=torch.compile), seeds=[0]
+        )
+
+
 @pytest.mark.slow
-def test_compiled_training_gives_the_same_weights_and_compiles_once():
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 2)).double(),
+        residual_network,
+    ],
+    ids=["chain", "mapped"],
+)
+def test_compiled_training_gives_the_same_weights_and_compiles_once(build):
     X, y = draw_data(6)
     compiled = []
 
@@ -275,8 +299,7 @@ def test_compiled_training_gives_the_same_weights_and_compiles_once():
         compiled.append(function)
         return torch.compile(function, backend="aot_eager")
 
-    layers = [nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 2)]
-    ensemble = ensembles.initialise(lambda: nn.Sequential(*layers).double(), range(MEMBERS))
+    ensemble = ensembles.initialise(build, range(MEMBERS))
     runs = [
         ensembles.train(
             ensemble, F.mse_loss, (X, y), Plan(SGD(0.1), EPOCHS, BATCH_SIZE, compile=compiler),

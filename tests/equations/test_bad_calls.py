@@ -223,7 +223,8 @@ def record(optimizer=None):
 
 
 def step_with_two_rates():
-    groups = [{"params": [MODEL[0].weight], "lr": 0.1}, {"params": [MODEL[0].bias], "lr": 0.2}]
+    first, *others = MODEL.parameters()
+    groups = [{"params": [first], "lr": 0.1}, {"params": others, "lr": 0.2}]
     return record(torch.optim.SGD(groups)).step()
 
 
@@ -237,6 +238,11 @@ RECORDINGS = {
         lambda: record("sgd"),
         ["optimizer", "'sgd'"],
         "torch.optim.SGD",
+    ),
+    "an optimizer of a part of the model": (
+        lambda: record(torch.optim.SGD([MODEL[0].weight], lr=0.1)),
+        ["does not train '0.bias' and 2 others"],
+        "requires_grad=False",
     ),
     "two learning rates": (
         step_with_two_rates,

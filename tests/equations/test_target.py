@@ -119,7 +119,10 @@ def test_zeros_outside_the_scope_of_l1_stay_in_the_equations():
     X, y = random_data(3, inputs=4)
     model = linear_model(torch.tensor([0.0, 1.0, 2.0, 3.0]).double())
     model.register_parameter("extra", nn.Parameter(torch.zeros(2).double()))
-    objective = tacit.Objective(model, F.mse_loss, (X, y))
+    objective = tacit.Objective.from_batch_loss(
+        model, lambda model, batch: (model(batch[0]) - batch[1])[:, 0] ** 2 * model.extra[0].exp(),
+        (X, y),
+    )  # fmt: skip
     lasso = tacit.l1(scope="weight")
     assert tacit.endpoint_equations(objective, [lasso]).rows == 3 + 2
     assert tacit.endpoint_equations(objective, [tacit.l1()]).rows == 3
@@ -153,7 +156,8 @@ def trained_by_layer(request):
 
 
 def test_both_strengths_of_an_elastic_net_are_recovered(trained):
-    fit = tacit.estimate(*trained, list(elastic_net()))
+    objective = tacit.Objective(*trained, batch_norm="running")
+    fit = tacit.estimate(objective, list(elastic_net()))
     assert fit.strengths == pytest.approx({"l2": 2e-2, "smooth_l1": 1e-2}, rel=1e-6)
     assert fit.explained == pytest.approx(1, abs=1e-10)
     assert not fit.problems
@@ -161,7 +165,8 @@ def test_both_strengths_of_an_elastic_net_are_recovered(trained):
 
 def test_the_strengths_of_every_layer_are_recovered(trained_by_layer):
     *trained_model, regularizers, strengths = trained_by_layer
-    fit = tacit.estimate(*trained_model, regularizers)
+    objective = tacit.Objective(*trained_model, batch_norm="running")
+    fit = tacit.estimate(objective, regularizers)
     assert list(fit.strengths.values()) == pytest.approx(strengths.tolist(), rel=1e-6)
     assert not fit.problems
 
@@ -170,20 +175,22 @@ def test_float32_weights_and_data_give_three_digits(trained):
     model, loss, (X, y) = trained
     narrow = copy.deepcopy(model).float()
     data = (X.float(), y.float() if y.is_floating_point() else y)
-    fit = tacit.estimate(narrow, loss, data, list(elastic_net()))
+    objective = tacit.Objective(narrow, loss, data, batch_norm="running")
+    fit = tacit.estimate(objective, list(elastic_net()))
     assert fit.strengths == pytest.approx({"l2": 2e-2, "smooth_l1": 1e-2}, rel=1e-3)
     assert not fit.problems
 
 
 def test_a_known_strength_is_subtracted_and_the_rest_is_estimated(trained):
-    fit = tacit.estimate(*trained, list(elastic_net()), known={tacit.l2(): 5e-3})
+    objective = tacit.Objective(*trained, batch_norm="running")
+    fit = tacit.estimate(objective, list(elastic_net()), known={tacit.l2(): 5e-3})
     assert fit.strengths == pytest.approx({"l2": 1.5e-2, "smooth_l1": 1e-2}, rel=1e-6)
     assert "l2 = 0.005" in fit.summary()
     assert not fit.problems
 
 
 def test_layers_of_a_shared_elastic_net_agree(trained):
-    fit = tacit.estimate(*trained, list(elastic_net()))
+    fit = tacit.estimate(tacit.Objective(*trained, batch_norm="running"), list(elastic_net()))
     for label, part in fit.layers.items():
         assert part.explained == pytest.approx(1, abs=1e-8), label
         assert part.strengths["l2"] == pytest.approx(2e-2, rel=1e-5), label
@@ -191,7 +198,7 @@ def test_layers_of_a_shared_elastic_net_agree(trained):
 
 def test_rows_restrict_the_equations_and_scopes_only_the_columns(trained):
     model, loss, data = trained
-    objective = tacit.Objective(model, loss, data)
+    objective = tacit.Objective(model, loss, data, batch_norm="running")
     equations = tacit.endpoint_equations(objective, list(elastic_net()), rows="*.weight")
     assert tacit.fit(equations).strengths == pytest.approx(
         {"l2": 2e-2, "smooth_l1": 1e-2}, rel=1e-6

@@ -1,10 +1,14 @@
 """The model is only borrowed: a call changes neither the model nor any random state."""
 
+import copy
+import functools
+import operator
 import random
 
 import numpy as np
 import pytest
 import torch
+from support import hard_to_borrow
 from support.models import loss_of, params_of, random_data, tanh_mlp
 from support.objectives import random_batches
 from torch import nn
@@ -12,6 +16,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
+import tacit
 from tacit import Objective, reference
 
 
@@ -88,7 +93,9 @@ CALLS = {
 def test_a_call_changes_neither_the_model_nor_random_states(call, training):
     model = model_after_training()
     before = state_of(model)
-    call(Objective(model, F.mse_loss, RandomReader(*random_batches(1)), training=training, draws=2))
+    data = RandomReader(*random_batches(1))
+    draws = 2 if training else 1
+    call(Objective(model, F.mse_loss, data, training=training, draws=draws, batch_norm="batch"))
     assert state_of(model) == before
 
 
@@ -104,7 +111,8 @@ def test_a_loss_that_raises_leaves_everything_unchanged(call, training):
     failing = False
     model = model_after_training()
     before = state_of(model)
-    objective = Objective(model, loss, RandomReader(*random_batches(1)), training=training)
+    data = RandomReader(*random_batches(1))
+    objective = Objective(model, loss, data, training=training, batch_norm="batch")
     failing = True
     with pytest.raises(RuntimeError, match="out of memory"):
         call(objective)
@@ -120,7 +128,7 @@ def test_data_that_raises_leaves_everything_unchanged():
 
     failing = False
     model = model_after_training()
-    objective = Objective(model, F.mse_loss, FailingData())
+    objective = Objective(model, F.mse_loss, FailingData(), batch_norm="batch")
     before, failing = state_of(model), True
     with pytest.raises(OSError, match="disk gone"):
         objective.gradient()
@@ -178,12 +186,12 @@ def test_activation_checkpointing_sees_the_same_parameters_in_the_backward_pass(
         torch.testing.assert_close(product[f"model.{name}"], expected)
 
 
-def test_batch_norm_stays_in_eval_mode():
+def test_batch_norm_with_running_statistics_stays_in_eval_mode():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Linear(4, 1)).double().train()
     data = random_data(1)
-    value = Objective(model, F.mse_loss, data, training=True).value()
-    assert value == Objective(model, F.mse_loss, data).value()
+    value = Objective(model, F.mse_loss, data, training=True, batch_norm="running").value()
+    assert value == Objective(model, F.mse_loss, data, batch_norm="running").value()
     assert value == pytest.approx(F.mse_loss(model.eval()(data[0]), data[1]).item(), rel=1e-12)
 
 
@@ -194,3 +202,198 @@ def test_the_state_of_a_loaders_generator_is_restored():
     before = generator.get_state()
     Objective(tanh_mlp(0), F.mse_loss, loader).gradient()
     assert torch.equal(generator.get_state(), before)
+
+
+def brute_force_gradient(model, data, shift):
+    """The gradient of the user's own loop, with all weights moved by the shift."""
+    params = dict(model.eval().named_parameters())
+    with torch.no_grad():
+        for parameter in params.values():
+            parameter += shift
+    gradients = torch.autograd.grad(F.mse_loss(model(data[0]), data[1]), list(params.values()))
+    return dict(zip(params, gradients, strict=True))
+
+
+def attributes_of(model):
+    """The identities of all attributes of all modules, and of what their lists and dicts hold."""
+    states = []
+    for module in model.modules():
+        for name, value in vars(module).items():
+            states.append((id(module), name, id(value)))
+            if isinstance(value, dict):
+                states += [(key, id(item)) for key, item in value.items()]
+            if isinstance(value, list):
+                states += [id(item) for item in value]
+    return states
+
+
+@pytest.mark.parametrize("name", hard_to_borrow.MODELS)
+def test_gradients_are_exact_and_the_model_is_untouched(name):
+    data = random_data(3, inputs=4, outputs=4)
+    model = hard_to_borrow.build(name)
+    expected = brute_force_gradient(hard_to_borrow.build(name), data, 0.1)
+    before = state_of(model), attributes_of(model), str(model.state_dict())
+    objective = Objective(model, F.mse_loss, data, batch_size=16)
+    gradient = objective.gradient({n: p + 0.1 for n, p in objective.params.items()})
+    objective.hvp(objective.params)
+    objective.directional_derivatives([objective.params])
+    assert list(gradient) == list(expected)
+    for tensor, by_brute_force in zip(gradient.values(), expected.values(), strict=True):
+        torch.testing.assert_close(tensor, by_brute_force, rtol=1e-12, atol=1e-15)
+    assert (state_of(model), attributes_of(model), str(model.state_dict())) == before
+
+
+@pytest.mark.parametrize("name", ["[l, tanh, l]", "ModuleList([b]*3)", "siamese", "LSTM"])
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+def test_optimizers_still_train_a_shared_model_after_an_interruption(name, error):
+    def loss(output, target):
+        if failing and not next(calls):
+            raise error
+        return F.mse_loss(output, target)
+
+    failing, calls = False, iter([1, 0])
+    data = random_data(3, inputs=4, outputs=4)
+    model = hard_to_borrow.build(name)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    objective = Objective(model, loss, data, batch_size=16)
+    before, failing = (state_of(model), attributes_of(model)), True
+    with pytest.raises(error):
+        objective.gradient()
+    assert (state_of(model), attributes_of(model)) == before
+    weights = [p.clone() for p in model.parameters()]
+    optimizer.zero_grad()
+    F.mse_loss(model(data[0]), data[1]).backward()
+    optimizer.step()
+    assert all(p.grad is not None for p in model.parameters())
+    assert not any(map(torch.equal, weights, model.parameters()))
+
+
+def test_a_module_under_two_names_gives_the_strength_that_trained_it():
+    torch.manual_seed(0)
+    model, (X, _) = hard_to_borrow.shared_in_sequential().double(), random_data(3, inputs=4)
+    data = (X, torch.sin(2 * X.roll(1, 1)))
+    optimizer = torch.optim.LBFGS(
+        model.parameters(), max_iter=500, tolerance_grad=1e-12, line_search_fn="strong_wolfe"
+    )
+
+    def closure():
+        optimizer.zero_grad()
+        ridge = sum(p.square().sum() for p in model.parameters())
+        value = F.mse_loss(model(data[0]), data[1]) + 0.014 * ridge
+        value.backward()
+        return value
+
+    optimizer.step(closure)
+    fit = tacit.estimate(model, F.mse_loss, data, [tacit.l2()])
+    assert fit.strengths["l2"] == pytest.approx(0.014, rel=1e-4)
+    assert all(isinstance(p, nn.Parameter) for p in model.parameters())
+
+
+def test_the_strength_is_that_of_all_parameters_of_a_shared_layer():
+    """Before, the second pass saw a plain tensor in the layer, and left it out of the equations."""
+    torch.manual_seed(0)
+    layer, (X, y) = nn.Linear(4, 4), random_data(3, inputs=4)
+    model = nn.Sequential(layer, nn.Tanh(), layer, nn.Tanh(), nn.Linear(4, 1)).double()
+    parameters = list(model.parameters())
+    gradients = torch.autograd.grad(F.mse_loss(model(X), y), parameters)
+    theta, gradient = (
+        torch.cat([t.detach().flatten() for t in tensors]) for tensors in (parameters, gradients)
+    )
+    for _ in range(2):
+        fit = tacit.estimate(model, F.mse_loss, (X, y), [tacit.l2()])
+        assert fit.strengths["l2"] == pytest.approx(float(-gradient @ theta / (2 * theta @ theta)))
+    assert all(map(operator.is_, model.parameters(), parameters))
+
+
+def parameter_in_a_closure():
+    model, weight = nn.Sequential(nn.Linear(4, 4)), nn.Linear(4, 4).weight
+    model.weight = weight
+    model.forward = lambda x: model[0](x) @ weight
+    return model
+
+
+def parameter_in_partial():
+    model = nn.Sequential(nn.Linear(4, 4))
+    model.forward = functools.partial(lambda w, x: model[0](x) @ w, model[0].weight)
+    return model
+
+
+def view_made_beforehand():
+    model = hard_to_borrow.FromFunction(lambda m, x: x @ m.view)
+    model.flat = nn.Parameter(torch.randn(16))
+    model.__dict__["view"] = model.flat.view(4, 4)
+    return model
+
+
+def unregistered_modules():
+    model = hard_to_borrow.FromFunction(lambda m, x: m.parts[0](m.layer(x)), layer=nn.Linear(4, 4))
+    model.parts = [nn.Linear(4, 4)]
+    return model
+
+
+def unregistered_parameter():
+    model = hard_to_borrow.FromFunction(
+        lambda m, x: m.layer(x) * m.scales[0], layer=nn.Linear(4, 4)
+    )
+    model.scales = [nn.Parameter(torch.ones(4))]
+    return model
+
+
+def forward_of_another_model():
+    original = hard_to_borrow.patched_closure()
+    return copy.deepcopy(original)
+
+
+def clamped_in_forward():
+    def forward(m, x):
+        m.layer.weight.data.clamp_(-0.1, 0.1)
+        return m.layer(x)
+
+    return hard_to_borrow.FromFunction(forward, layer=nn.Linear(4, 4))
+
+
+def rescaled_embedding():
+    embedding = nn.Embedding(2, 4, max_norm=100.0)
+    return hard_to_borrow.FromFunction(lambda m, x: m.layer((x > 0).long()).sum(1), layer=embedding)
+
+
+def reentrant_checkpoint():
+    def forward(m, x):
+        return checkpoint(m.inner, x.requires_grad_(), use_reentrant=True) + m.layer(x)
+
+    return hard_to_borrow.FromFunction(forward, layer=nn.Linear(4, 4), inner=nn.Linear(4, 4))
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (parameter_in_a_closure, "by a reference outside of the model's modules"),
+        (parameter_in_partial, "by a reference outside of the model's modules"),
+        (view_made_beforehand, "by a reference outside of the model's modules"),
+        (unregistered_modules, "'parts' that are not registered"),
+        (unregistered_parameter, "'scales' that are not registered"),
+        (forward_of_another_model, "parameters of another model"),
+        (clamped_in_forward, r"writes into parameter 'layer\.weight'"),
+        (rescaled_embedding, r"writes into parameter 'layer\.weight'"),
+        (reentrant_checkpoint, "use_reentrant=False"),
+    ],
+)
+def test_parameters_that_cannot_be_swapped_are_refused(build, message):
+    torch.manual_seed(0)
+    model, (X, y) = build(), random_data(3, inputs=4, outputs=4)
+    before = state_of(model), attributes_of(model)
+    with pytest.raises(tacit.InputError, match=message):
+        tacit.estimate(model, F.mse_loss, (X.float(), y.float()), [tacit.l2()])
+    assert (state_of(model), attributes_of(model)) == before
+
+
+def test_a_frozen_part_outside_of_the_model_is_a_constant():
+    torch.manual_seed(0)
+    backbone, head, data = nn.Linear(5, 4).double(), nn.Linear(4, 1).double(), random_data(1)
+
+    def losses(model, batch):
+        return (model(backbone(batch[0]).tanh()) - batch[1]).square()[:, 0]
+
+    gradient = Objective.from_batch_loss(head, losses, data).gradient()
+    losses(head, data).mean().backward()
+    torch.testing.assert_close(gradient["weight"], head.weight.grad, rtol=1e-12, atol=1e-15)

@@ -49,7 +49,8 @@ def test_integer_weights_equal_duplicated_examples(make_objective):
 def test_weights_work_with_class_targets():
     model, (X, y) = small_cnn(0), image_data(1)
     w = torch.arange(1, 61).double() / 7
-    objective = Objective(model, F.cross_entropy, (X, y), weights=w, batch_size=16)
+    options = {"weights": w, "batch_size": 16, "batch_norm": "running"}
+    objective = Objective(model, F.cross_entropy, (X, y), **options)
     losses = F.cross_entropy(model(X), y, reduction="none")
     expected = ((w * losses).sum() / w.sum()).item()
     assert objective.value() == pytest.approx(expected, rel=1e-12)

@@ -21,7 +21,7 @@ CASES = {
 def test_value_gradient_and_hessian_product_equal_the_dense_oracle(case):
     make_model, loss, data = case
     model = make_model()
-    objective = Objective(model, loss, data, batch_size=7)
+    objective = Objective(model, loss, data, batch_size=7, batch_norm="running")
     params, dense_loss = params_of(model), loss_of(model, loss, data)
     direction = random_params(params, seed=2)
     assert objective.value() == pytest.approx(float(dense_loss(params)), rel=1e-12)

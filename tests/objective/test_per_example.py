@@ -83,7 +83,7 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_derivatives_agree_with_gradients_of_single_examples(name):
     model, loss, data = CASES[name]()
-    objective = Objective(model, loss, data, batch_size=10)
+    objective = Objective(model, loss, data, batch_size=10, batch_norm="running")
     directions = random_directions(objective.params)
     result = objective.directional_derivatives(directions)
     assert result.weights is None
@@ -205,16 +205,17 @@ def test_second_derivatives_agree_with_finite_differences_of_first_derivatives(n
         return losses if losses.ndim == 1 else losses.mean(1)
 
     objective = (
-        Objective.from_batch_loss(model, example_losses, data)
+        Objective.from_batch_loss(model, example_losses, data, batch_norm="running")
         if by_batch_loss
-        else Objective(model, loss, data)
+        else Objective(model, loss, data, batch_norm="running")
     )
     *directions, base = random_directions(objective.params)
     second = objective.directional_derivatives(directions, base=base).values
     step, point = 1e-5, objective.params
     ahead, behind = (
         objective.directional_derivatives(
-            directions, {n: p + s * base[n] for n, p in point.items()}
+            directions,
+            {n: p + s * base[n] for n, p in point.items()} | dict(model.named_buffers()),
         ).values
         for s in (step, -step)
     )

@@ -24,6 +24,11 @@ DROPOUT_MODEL = nn.Sequential(MODEL[0], nn.Sequential(nn.Tanh(), nn.Dropout(0.2)
 CLASS_DATA = random_data(1, count=9, inputs=3)[0], torch.arange(9) % 2
 DROPOUT_OBJECTIVE = tacit.Objective(DROPOUT_MODEL, F.cross_entropy, CLASS_DATA)
 
+ADAMW = torch.optim.AdamW(MODEL.parameters())
+for parameter in MODEL.parameters():  # as after three steps
+    squares = torch.full_like(parameter, 0.1) + parameter.detach().square()
+    ADAMW.state[parameter] = {"step": torch.tensor(3.0), "exp_avg_sq": squares}
+
 
 def weights(**options):
     return random_params(START, **options)
@@ -42,6 +47,7 @@ SEPARABLE = {
     "distance_to": lambda **options: tacit.regularizers.distance_to(START, **options),
     "group_l2": tacit.regularizers.group_l2,
     "nuclear_norm": tacit.regularizers.nuclear_norm,
+    "metric_ridge": lambda **options: tacit.regularizers.metric_ridge(ADAMW, MODEL, **options),
 }
 NOT_SEPARABLE = {
     "diagonal": tacit.regularizers.diagonal,
@@ -58,13 +64,15 @@ SCOPES = {
     " of weights": "*.weight",
     " of one layer": "2",
     " by predicate": lambda name: "2.w" in name,
+    " of a list": ["0.weight", "2"],
+    " of matrices": tacit.matrices,
 }
 
 
 @dataclass(frozen=True)
 class Case:
     make: Callable[..., tacit.Regularizer]
-    scope: str | Callable[[str], bool] | None
+    scope: tacit.objective.Scope
     layerwise: bool = False
 
     def __call__(self):
@@ -73,7 +81,7 @@ class Case:
 
     @property
     def in_scope(self):
-        return select(NAMES, self.scope, what="scope")
+        return select(START, self.scope, what="scope")
 
 
 def cases(families, *, layerwise=False):

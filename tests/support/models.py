@@ -30,6 +30,18 @@ def tanh_mlp(seed, sizes=(5, 8, 1)):
     return nn.Sequential(*layers[:-1]).double()
 
 
+class UnusedHead(nn.Module):
+    """A network with a head that its outputs do not depend on."""
+
+    def __init__(self, body, seed=0):
+        super().__init__()
+        torch.manual_seed(seed)
+        self.body, self.head = body, nn.Linear(4, 2).double()
+
+    def forward(self, x):
+        return self.body(x)
+
+
 def small_cnn(seed):
     """Tanh, average pooling, and a batch norm whose running statistics are not trivial."""
     torch.manual_seed(seed)

@@ -194,9 +194,9 @@ def test_weights_may_be_returned_for_some_batches_only():
 
     def losses(model, batch):
         each = (model(batch[0]) - batch[1]).square()[:, 0]
-        return (each, torch.full_like(each, 2.0)) if len(each) == 3 else each
+        return (each, batch[2]) if len(batch) == 3 else each
 
-    data = [(X[:3], y[:3]), (X[3:], y[3:])]
+    data = [(X[:3], y[:3], torch.full((3,), 2.0)), (X[3:], y[3:])]
     _, scores = fit_and_score(Objective.from_batch_loss(model, losses, data), tacit.l2())
     assert scores.weights is not None
     assert scores.weights.tolist() == [2, 2, 2, 1]

@@ -9,8 +9,10 @@ from torch import Tensor, nn
 from tacit.ensembles.data import MemberData, assign_data
 from tacit.ensembles.members import Ensemble
 from tacit.errors import InputError, check_type
-from tacit.objective.losses import Loss
-from tacit.objective.passes import PROBE_EXAMPLES, check_mean_reduced
+from tacit.objective import derivatives
+from tacit.objective.losses import BatchMean, Loss, broadcasts_refused
+from tacit.objective.params import Params
+from tacit.objective.survey import MAX_ROWS, Survey, check_mean_loss
 
 
 def prepare(
@@ -78,17 +80,30 @@ def check_member_loss(ensemble: Ensemble, loss: Loss, data: MemberData) -> None:
     """
     if not callable(loss):
         raise InputError(f"the loss is a {type(loss).__name__}: pass a function of two tensors.")
-    count = min(PROBE_EXAMPLES, data.examples)
-    indices = torch.linspace(0, data.examples - 1, count).round().long()
-    inputs, targets = data.select(torch.tensor([0])).gather(indices[None].to(data.inputs.device))
+    member = data.select(torch.tensor([0]))
+    indices = torch.arange(data.examples)
+    if len(indices) > MAX_ROWS:
+        rare = Survey(count_tokens=False).new_rows(0, member.targets[member.assignment[0]])
+        spread = torch.linspace(0, data.examples - 1, MAX_ROWS - len(rare))
+        indices = torch.cat([spread.round().long(), rare]).unique()
+    inputs, targets = member.gather(indices[None].to(data.inputs.device))
     params = {n: p[:1].detach() for n, p in ensemble.params.items()}
 
-    def evaluate(part: slice) -> Tensor:
-        return loss(ensemble.forward(params, inputs[:, part], None)[0], targets[0, part])
+    def evaluate(
+        params: Params, batch: tuple[Tensor, Tensor], differentiate: bool = False
+    ) -> tuple[BatchMean, Sequence[Tensor | None]]:
+        inputs, targets = batch
+        leaves = derivatives.leaves(params)
+        outputs = ensemble.forward(leaves, inputs[None], None)[0]
+        with broadcasts_refused():
+            mean = loss(outputs, targets)
+        gradient = derivatives.gradient(mean, leaves) if differentiate else ()
+        return BatchMean(mean, len(targets), len(targets)), gradient
 
-    with torch.no_grad():
+    batch = (inputs[0], targets[0])
+    with torch.enable_grad():
         try:
-            value = evaluate(slice(0, count))
+            value = evaluate(params, batch)[0].mean
         except (RuntimeError, TypeError, ValueError, IndexError) as error:
             raise InputError(
                 f"model and loss fail on inputs of shape {tuple(inputs.shape[1:])} "
@@ -101,4 +116,4 @@ def check_member_loss(ensemble: Ensemble, loss: Loss, data: MemberData) -> None:
                 "reduction='mean', which is a scalar."
             )
         if torch.isfinite(value):
-            check_mean_reduced(evaluate, count, precision=ensemble.first_tensor.dtype)
+            check_mean_loss(evaluate, params, batch, by_row=True)

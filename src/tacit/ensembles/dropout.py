@@ -71,7 +71,7 @@ def dropout_equations(
             "dropout is 0 for a member, where it has no effect: leave out such members, for "
             "instance with ensemble.select(members)."
         )
-    losses, gradients = mean_gradients(ensemble, loss, data)
+    losses, gradients, unreached = mean_gradients(ensemble, loss, data)
     plain = ensemble.flatten(gradients)
     randomness = MemberRandomness(check_seeds(seeds, len(ensemble)), plain.device)
     sums, draws = _sum_masked_gradients(ensemble, loss, data, rates, randomness, plain, noise)
@@ -86,6 +86,7 @@ def dropout_equations(
         gradients,
         losses.tolist(),
         columns=columns or {},
+        unreached=unreached,
     ).equations(regularizers)
     return DropoutEquations(equations, draws.int().tolist(), _noise_fraction(*groups).tolist())
 

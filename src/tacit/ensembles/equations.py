@@ -37,12 +37,14 @@ def endpoint_equations(
     data. `known` penalties may have one strength per member.
     """
     ensemble, data = prepare(ensemble, loss, data, torch.float64)
-    losses, gradients = mean_gradients(ensemble, loss, data)
+    losses, gradients, unreached = mean_gradients(ensemble, loss, data)
     vector = {n: -gradient for n, gradient in gradients.items()}
     floors = rounding_floors(ensemble, loss, data)
-    return MemberTargets(
-        "endpoint", ensemble, [vector], floors, loss, data.examples, gradients, losses.tolist()
-    ).equations(regularizers, known)
+    targets = MemberTargets(
+        "endpoint", ensemble, [vector], floors, loss, data.examples, gradients, losses.tolist(),
+        unreached=unreached,
+    )  # fmt: skip
+    return targets.equations(regularizers, known)
 
 
 def epoch_equations(
@@ -85,7 +87,7 @@ def epoch_equations(
 def _epoch_targets(epoch: EnsembleEpoch, eps: float, loss: Loss, data: MemberData) -> MemberTargets:
     """−∇L(θ̄) − Δθ/time of every member; `eps` is the precision that it was trained in."""
     average = epoch.average.to(torch.float64)
-    _, gradients = mean_gradients(average, loss, data)
+    _, gradients, unreached = mean_gradients(average, loss, data)
     time = torch.where(epoch.time > 0, epoch.time, 1.0)
     vector, floors = {}, {}
     for name, gradient in gradients.items():
@@ -102,6 +104,7 @@ def _epoch_targets(epoch: EnsembleEpoch, eps: float, loss: Loss, data: MemberDat
         data.examples,
         gradients,
         columns=epoch.columns,
+        unreached=unreached,
     )
 
 

@@ -26,10 +26,20 @@ class LossGradients(NamedTuple):
     gradients: Params
 
 
+class Derivatives(NamedTuple):
+    """Values of all members, their stacked gradients, and what they do not depend on."""
+
+    losses: Tensor
+    gradients: Params
+    unreached: frozenset[str]
+    """Parameters that the values do not depend on, the same in all members."""
+
+
 def gradients(ensemble: Ensemble, loss: Loss, data: Any) -> LossGradients:
     """L and ∇L of every member over all its examples, in float64 and without dropout."""
     ensemble, data = prepare(ensemble, loss, data, torch.float64)
-    return mean_gradients(ensemble, loss, data)
+    losses, stacked, _ = mean_gradients(ensemble, loss, data)
+    return LossGradients(losses, stacked)
 
 
 def mean_gradients(
@@ -37,17 +47,18 @@ def mean_gradients(
     loss: Loss,
     data: MemberData,
     apply_dropout: DropoutFunction | None = None,
-) -> LossGradients:
+) -> Derivatives:
     """L and ∇L over all examples, computed in the ensemble's dtype and summed in float64."""
     losses = ensemble.first_tensor.new_zeros(len(ensemble), dtype=torch.float64)
-    sums = float64_zeros(ensemble.params)
+    sums, unreached = float64_zeros(ensemble.params), frozenset(ensemble.params)
     for inputs, targets in data.slices(slice_size(ensemble.params, data)):
         fraction = inputs.shape[1] / data.examples
         batch = batch_gradients(ensemble, loss, inputs, targets, apply_dropout)
         losses.add_(batch.losses, alpha=fraction)
         for name, gradient in batch.gradients.items():
             sums[name].add_(gradient, alpha=fraction)
-    return LossGradients(losses, sums)
+        unreached &= batch.unreached
+    return Derivatives(losses, sums, unreached)
 
 
 def batch_gradients(
@@ -56,16 +67,16 @@ def batch_gradients(
     inputs: Tensor,
     targets: Tensor,
     apply_dropout: DropoutFunction | None = None,
-) -> LossGradients:
+) -> Derivatives:
     """L and ∇L of every member on one batch (members, examples, …), by default without dropout."""
 
     def losses(params: Params) -> Tensor:
         return vmap(loss)(ensemble.forward(params, inputs, apply_dropout), targets)
 
-    return LossGradients(*differentiate(losses, ensemble.params))
+    return differentiate(losses, ensemble.params)
 
 
-def differentiate(function: Callable[[Params], Tensor], params: Params) -> tuple[Tensor, Params]:
+def differentiate(function: Callable[[Params], Tensor], params: Params) -> Derivatives:
     """Values of all members, and the stacked gradients of every member's sum of them.
 
     A member's values depend only on its parameters, so that one backward pass from the sum over
@@ -74,8 +85,11 @@ def differentiate(function: Callable[[Params], Tensor], params: Params) -> tuple
     points = leaves(params)
     with torch.enable_grad():
         values = function(points)
-        tensors = torch.autograd.grad(values.sum(), list(points.values()), materialize_grads=True)
-    return values.detach(), dict(zip(points, tensors, strict=True))
+        tensors = torch.autograd.grad(values.sum(), list(points.values()), allow_unused=True)
+    gradients = dict(zip(points, tensors, strict=True))
+    unreached = frozenset(n for n, gradient in gradients.items() if gradient is None)
+    filled = {n: torch.zeros_like(params[n]) if g is None else g for n, g in gradients.items()}
+    return Derivatives(values.detach(), filled, unreached)
 
 
 def mean_loss(ensemble: Ensemble, loss: Loss, data: MemberData) -> Tensor:

@@ -1,14 +1,19 @@
 """The outputs of all members at once, from stacked parameters and one batch per member."""
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from tacit.errors import InputError
-from tacit.objective.borrowing import temporary_mode
+from tacit.objective.borrowing import call_with_params, leaves_of_graph, temporary_mode
+from tacit.objective.derivatives import leaves
 from tacit.objective.params import Params
+
+PLAIN = (type(None), 0, 0, 0, 0)
+"""The behaviour of a module with the forward of its class and without hooks."""
 
 DropoutFunction = Callable[[Tensor, float], Tensor]
 """Applies dropout to activations (members, batch, …); the second argument is the layer's rate."""
@@ -32,10 +37,21 @@ def batched_forward(model: nn.Module) -> Forward:
     """
     chain = list(_flatten_sequential(model))
     tied = len(list(model.parameters())) < len(list(model.named_parameters(remove_duplicate=False)))
-    hooked = any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
-    if not tied and not hooked and all(_accepts_members(module) for _, module in chain):
+    plain = not tied and all(behaviour(module) == PLAIN for module in model.modules())
+    if plain and all(_accepts_members(module) for _, module in chain):
         return _chain_forward(chain)
     return _vmap_forward(model)
+
+
+def behaviour(module: nn.Module) -> tuple[Any, ...]:
+    """What a module does besides its class's forward: a forward of its own, and its hooks."""
+    forward = vars(module).get("forward")
+    function = getattr(forward, "__func__", getattr(forward, "func", forward))
+    hooks = (
+        module._forward_pre_hooks, module._forward_hooks,
+        module._backward_pre_hooks, module._backward_hooks,
+    )  # fmt: skip
+    return getattr(function, "__code__", type(function)), *map(len, hooks)
 
 
 def _accepts_members(module: nn.Module | None) -> bool:
@@ -80,14 +96,12 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def _vmap_forward(model: nn.Module) -> Forward:
-    """The forward function of any model.
-
-    `objective.borrowing.call_with_params` would copy the buffers for each call; those of an
-    ensemble's model are not floating-point, and stay as they are.
-    """
+    """The forward function of any model."""
     dropout = [n for n, m in model.named_modules() if isinstance(m, nn.modules.dropout._DropoutNd)]
+    checked = False
 
     def forward(params: Params, inputs: Tensor, apply_dropout: DropoutFunction | None) -> Tensor:
+        nonlocal checked
         if apply_dropout is not None and dropout:
             raise InputError(
                 f"{type(model).__name__} has dropout ({dropout[0]!r}) but is not a chain of linear "
@@ -95,6 +109,36 @@ def _vmap_forward(model: nn.Module) -> Forward:
                 "nn.Sequential of Linear, activations, Flatten and Dropout, or remove the dropout."
             )
         with temporary_mode(model, training=apply_dropout is not None):
-            return vmap(lambda p, x: functional_call(model, p, (x,)))(params, inputs)
+            if torch.compiler.is_compiling():
+                # It can be compiled, but it damages modules under two names.
+                return vmap(lambda p, x: functional_call(model, p, (x,)))(params, inputs)
+            if not checked:
+                _check_own_parameters(model, params, inputs)
+                checked = True
+            return vmap(lambda p, x: call_with_params(model, p, lambda m: m(x)))(params, inputs)
 
     return forward
+
+
+def check_compilable(model: nn.Module) -> None:
+    """Refuse to compile a model that has layers under two names."""
+    layers = [m for _, m in model.named_modules(remove_duplicate=False) if m._parameters]
+    if len(layers) > len(set(layers)):
+        raise InputError(
+            f"{type(model).__name__} has a layer under two names, which cannot be compiled: leave "
+            "compile= out of the plan."
+        )
+
+
+def _check_own_parameters(model: nn.Module, params: Params, inputs: Tensor) -> None:
+    """Refuse a model whose outputs use parameters that are not swapped for those of a member."""
+    first = leaves({name: tensor[0] for name, tensor in params.items()})
+    with torch.enable_grad():
+        output = call_with_params(model, first, lambda m: m(inputs[0].detach()))
+    if any(isinstance(tensor, nn.Parameter) for tensor in leaves_of_graph(output)):
+        raise InputError(
+            f"the outputs of {type(model).__name__} depend on parameters outside of its modules, "
+            "which all members would share: a forward or a hook that refers to the original of a "
+            "copied model, or a parameter in a closure. Use the module that forward or the hook "
+            "receives as its first argument."
+        )

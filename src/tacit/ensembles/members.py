@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tacit.ensembles.forward import Forward, batched_forward
+from tacit.ensembles.forward import Forward, batched_forward, behaviour
 from tacit.errors import InputError, check_whole
+from tacit.objective.models import named_parameters
 from tacit.objective.params import Params, trainable
 
 
@@ -80,10 +81,10 @@ class Ensemble:
 
     def module(self, index: int) -> nn.Module:
         """A copy of one member as a module."""
-        module = copy.deepcopy(self.model)
+        module = _copy(self.model)
         module = module.to(device=self.first_tensor.device, dtype=self.first_tensor.dtype)
         with torch.no_grad():
-            for name, parameter in module.named_parameters():
+            for name, parameter in named_parameters(module).items():
                 parameter.copy_(self.params[name][index])
         return module
 
@@ -118,7 +119,7 @@ def from_models(models: Iterable[nn.Module]) -> Ensemble:
     first, params = models[0], [trainable(model) for model in models]
     shapes = [{n: p.shape for n, p in tensors.items()} for tensors in params]
     for index, model in enumerate(models):
-        if shapes[index] != shapes[0] or str(model) != str(first):
+        if shapes[index] != shapes[0] or _architecture(model) != _architecture(first):
             raise InputError(
                 f"model {index} has another architecture than model 0: the members of an ensemble "
                 f"may differ only in their weights. Got {model} and {first}."
@@ -131,7 +132,31 @@ def from_models(models: Iterable[nn.Module]) -> Ensemble:
                     "in their parameters. Make the buffer a parameter, or an input."
                 )
     stacked = {n: torch.stack([tensors[n] for tensors in params]) for n in params[0]}
-    return Ensemble(copy.deepcopy(first), stacked)
+    return Ensemble(_copy(first), stacked)
+
+
+def _architecture(model: nn.Module) -> tuple[Any, ...]:
+    return str(model), [behaviour(module) for module in model.modules()]
+
+
+def _copy(model: nn.Module) -> nn.Module:
+    """A copy of a model, refused if it would still run the original."""
+    try:
+        copied = copy.deepcopy(model)
+    except RuntimeError as error:
+        raise InputError(
+            f"{type(model).__name__} cannot be copied: {error} Remove tensors with a graph, which "
+            "a forward pass left as attributes, or use torch.nn.utils.parametrizations."
+        ) from error
+    for module, twin in zip(model.modules(), copied.modules(), strict=True):
+        forward = vars(module).get("forward")
+        if forward is not None and vars(twin).get("forward") is forward:
+            raise InputError(
+                f"the forward of {type(module).__name__} was replaced by a function, which a copy "
+                "of the model would share: patch it with types.MethodType(function, module), "
+                "where the function takes the module as its first argument."
+            )
+    return copied
 
 
 def initialise(build: Callable[[], nn.Module], seeds: Iterable[int]) -> Ensemble:

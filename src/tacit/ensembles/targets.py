@@ -39,6 +39,8 @@ class MemberTargets:
     columns: Mapping[Regularizer, Params] = field(default_factory=dict)
     """Columns that were computed already (means over an epoch, gradients of a mean over the data)
     and replace those at the point; of regularizers with one strength per tensor."""
+    unreached: frozenset[str] = frozenset()
+    """Parameters that the loss does not reach, which have no equations."""
 
     def equations(
         self,
@@ -52,7 +54,7 @@ class MemberTargets:
             for r, value in check_penalties("known", known).items()
         }
         layers: dict[str, list[str]] = {}
-        for name in self.ensemble.params:
+        for name in self._rows:
             layers.setdefault(layer_of(name), []).append(name)
         floors = {
             layer: member_norms({n: self.floors[n] for n in names})
@@ -72,6 +74,11 @@ class MemberTargets:
                 Equations(bound.families, bound.columns.names, len(targets), blocks, (source,))
             )
         return equations
+
+    @property
+    def _rows(self) -> list[str]:
+        """Names of the parameters that have equations."""
+        return [name for name in self.ensemble.params if name not in self.unreached]
 
     def _check_finite(self) -> None:
         stacked = [t for tensors in (self.ensemble.params, *self.vectors) for t in tensors.values()]
@@ -105,8 +112,9 @@ class MemberTargets:
                 mode=self.mode,
                 loss=getattr(self.loss, "__name__", type(self.loss).__name__),
                 examples=self.examples,
-                parameters=sum(p[0].numel() for p in params.values()),
-                tensors=len(params),
+                parameters=sum(params[n][0].numel() for n in self._rows),
+                tensors=len(self._rows),
+                unreached=tuple(n for n in params if n in self.unreached),
                 frozen=0,
                 tied=len(names) - len(params),
                 dtype="float64",

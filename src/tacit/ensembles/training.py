@@ -13,6 +13,7 @@ from tacit.ensembles.checks import dropout_rates, per_member, prepare
 from tacit.ensembles.data import MemberData
 from tacit.ensembles.denormals import flushed_denormals
 from tacit.ensembles.evaluation import differentiate, mean_loss
+from tacit.ensembles.forward import check_compilable
 from tacit.ensembles.members import Ensemble, check_seeds
 from tacit.ensembles.optimizers import State, schedule_factor
 from tacit.ensembles.penalties import Penalties, Strengths, expand_penalties
@@ -172,13 +173,13 @@ class ActiveMembers:
         if regularizer.entrywise is not None:
             return regularizer.entrywise.derivative(self.theta)
         params = self.ensemble.views(zero_nonfinite(self.theta))
-        return self.ensemble.flatten(differentiate(vmap(regularizer.value), params)[1])
+        return self.ensemble.flatten(differentiate(vmap(regularizer.value), params).gradients)
 
     def _gradient(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Losses, penalties, and the gradient of their sum, (members, parameters)."""
         needs_finite = bool(self.penalties.differentiated)
         theta = zero_nonfinite(self.theta) if needs_finite else self.theta
-        (loss, penalty), gradients = differentiate(
+        (loss, penalty), gradients, _ = differentiate(
             lambda params: self._differentiated(params, inputs, targets), self.ensemble.views(theta)
         )
         gradient = self.ensemble.flatten(gradients)
@@ -207,7 +208,10 @@ class ActiveMembers:
                 penalty = penalty + values
             return torch.stack([loss, penalty])
 
-        return evaluate if self.plan.compile is None else self.plan.compile(evaluate)
+        if self.plan.compile is None:
+            return evaluate
+        check_compilable(self.ensemble.model)
+        return self.plan.compile(evaluate)
 
     def _monitored(self, loss: Tensor, penalty: Tensor) -> Tensor:
         """The values that stopping is decided on."""

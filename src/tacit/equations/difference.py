@@ -6,15 +6,19 @@ from torch import Tensor
 
 from tacit.equations.equations import Equations
 from tacit.equations.rows import check_candidates
-from tacit.equations.target import Setting, Target, TargetPoint, write_equations
-from tacit.errors import InputError, check_whole
+from tacit.equations.target import (
+    GROUPS,
+    Setting,
+    Target,
+    TargetPoint,
+    group_gradients,
+    independent_draws,
+    write_equations,
+)
+from tacit.errors import check_whole
 from tacit.objective.objective import Objective, check_objective
 from tacit.objective.params import Params, Scope, norm
-from tacit.objective.randomness import split_draws
 from tacit.regularizers.family import Regularizer
-
-GROUPS = 8
-"""Default number of groups of draws; intervals then have 7 degrees of freedom."""
 
 
 def difference_target(
@@ -37,18 +41,23 @@ def difference_target(
     for objective in (technique, plain):
         check_objective(objective)
     if groups is None:
-        draws = [_independent_draws(o) for o in (technique, plain) if o.training]
+        draws = [independent_draws(o) for o in (technique, plain) if o.random]
         groups = max(2, min([GROUPS, *draws]))  # with one draw, two groups are refused below
     else:
         check_whole("groups", groups)
     params = technique.point(params)
     floors = technique.rounding(params)
-    _, plain_gradients = zip(*_group_gradients(plain, params, groups), strict=True)
-    losses, gradients = zip(*_group_gradients(technique, params, groups), strict=True)
-    gradient_norm = norm(plain_gradients[0])
-    vectors = _subtract_in_place(gradients, plain_gradients)
-    loss = sum(losses) / len(losses)
-    point = TargetPoint(params, vectors, floors, gradient_norm, loss_value=loss)
+    plain_groups = group_gradients(plain, params, groups)
+    technique_groups = group_gradients(technique, params, groups)
+    all_groups = [*plain_groups, *technique_groups]
+    gradient_norm = norm(plain_groups[0].derivative)
+    vectors = _subtract_in_place(
+        [group.derivative for group in technique_groups],
+        [group.derivative for group in plain_groups],
+    )
+    loss = sum(group.value for group in technique_groups) / len(technique_groups)
+    unreached = tuple(n for n in params if all(n in group.unreached for group in all_groups))
+    point = TargetPoint(params, vectors, floors, gradient_norm, loss, unreached=unreached)
     return Target(Setting("difference", technique, plain, len(vectors)), (point,))
 
 
@@ -93,26 +102,3 @@ def _subtract_in_place(technique: Sequence[Params], plain: Sequence[Params]) -> 
         for name, tensor in target.items():
             tensor.sub_(shorter[group % len(shorter)][name]).mul_(sign)
     return longer
-
-
-def _group_gradients(
-    objective: Objective, params: Params, groups: int
-) -> list[tuple[float, Params]]:
-    """L and ∇L averaged over each group of draws; a single pair for an objective without draws."""
-    if not objective.training:
-        return [objective.value_and_gradient(params)]
-    if _independent_draws(objective) < groups:
-        pairs, needed = (" of mirrored pairs", 2 * groups) if objective.paired else ("", groups)
-        raise InputError(
-            f"{objective.draws} draws cannot make {groups} groups{pairs}: pass "
-            f"Objective(…, training=True, draws={needed}) or more, or fewer groups."
-        )
-    return [
-        objective.value_and_gradient(params, draws=draws)
-        for draws in split_draws(objective.draws, groups, paired=objective.paired)
-    ]
-
-
-def _independent_draws(objective: Objective) -> int:
-    """Number of independent draws: all, or one per mirrored pair."""
-    return objective.draws // 2 if objective.paired else objective.draws

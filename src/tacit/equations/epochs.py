@@ -8,18 +8,41 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.optim import SGD, Adam, Optimizer
+from torch.optim import Optimizer
 
 from tacit.equations.equations import Equations
-from tacit.equations.recording import flow_time
+from tacit.equations.recording import (
+    MomentumBuffers,
+    WrapperWatch,
+    flow_times,
+    was_skipped,
+)
 from tacit.equations.rows import check_candidates
 from tacit.equations.target import Setting, Target, TargetPoint
 from tacit.equations.trajectory import Trajectory, trajectory_target
 from tacit.errors import InputError, check_type, check_whole
+from tacit.objective.borrowing import copy_statistics
+from tacit.objective.models import named_parameters
 from tacit.objective.objective import Objective
-from tacit.objective.params import Params, Scope, float64_zeros, norm, to_float64, trainable
+from tacit.objective.params import (
+    Params,
+    Point,
+    Scope,
+    float64_zeros,
+    layer_of,
+    norm,
+    to_float64,
+    trainable,
+)
 from tacit.regularizers.family import Columns, Regularizer, join_columns, whole_column
+from tacit.regularizers.weight_decay import (
+    adam_metric,
+    step_rule,
+    unwrap_optimizer,
+)
 
+SCALE_FREE = 0.01
+"""|cosine| of weights and gradient below which the loss does not depend on the weights' length."""
 MeanColumns = dict[Regularizer, dict[str, Params]]
 """Mean gradients over an epoch, by regularizer, column and tensor."""
 
@@ -29,9 +52,19 @@ class Epoch(NamedTuple):
 
     mean: Params
     displacement: Params
-    """In float64; after Adam scaled by √v̂ + ε, so that displacement/time is a mean gradient."""
+    """In float64, scaled so that displacement/time is a mean gradient: by √v̂ + ε after Adam, and by
+    the largest flow time over their own for parameters of groups with smaller rates."""
     time: float
+    """The largest flow time of any parameter."""
     columns: MeanColumns
+    young_momentum: float
+    """See `Trajectory.young_momentum`."""
+    metric: Params
+    """√v̂ + ε of Adam at the end of the epoch; empty for SGD."""
+    metric_drift: float
+    """Norm of what the change of the metric over the epoch changes in displacement/time."""
+    step_size: float
+    """The smallest of the epoch, as a part of the largest that is known of the run."""
 
 
 class EpochAverages:
@@ -45,27 +78,46 @@ class EpochAverages:
     def __init__(
         self, model: nn.Module, optimizer: Optimizer, averaged: Sequence[Regularizer], epochs: int
     ):
+        self._wrapper, optimizer = WrapperWatch(model, optimizer), unwrap_optimizer(optimizer)
         self._model, self._optimizer, self._averaged = model, optimizer, tuple(averaged)
         self._epochs: deque[Epoch] = deque(maxlen=epochs)
+        self._buffers = MomentumBuffers()
+        self._largest_step = 0.0
         self._start_epoch()
-        self._hook = optimizer.register_step_pre_hook(self._add_point)
+        self._hooks = (
+            optimizer.register_step_pre_hook(self._add_point),
+            optimizer.register_step_post_hook(self._add_missing_momentum),
+        )
 
     def __len__(self) -> int:
         return len(self._epochs)
 
+    def __bool__(self) -> bool:
+        return True  # also before the first epoch, unlike other things of length zero
+
     def _start_epoch(self) -> None:
         params = trainable(self._model)
         self._start = {n: to_float64(p).clone() for n, p in params.items()}
-        self._sums, self._points, self._time = float64_zeros(params), 0, 0.0
+        self._sums, self._points, self._missing = float64_zeros(params), 0, 0.0
+        self._smallest_step = math.inf
+        self._statistics = copy_statistics(self._model)
+        self._times = dict.fromkeys(params, 0.0)
+        self._metric = adam_metric(self._optimizer, self._model)
         self._column_sums: MeanColumns = {r: {} for r in self._averaged}
 
+    def _add_missing_momentum(self, optimizer: Optimizer, *_: Any) -> None:
+        """After an update: count how far its momentum buffer was from being filled."""
+        if not was_skipped(optimizer):
+            self._missing += self._buffers.after_step(optimizer)
+
     @torch.no_grad()
-    def _add_point(self, *_: Any) -> None:
+    def _add_point(self, optimizer: Optimizer, *_: Any) -> None:
         """Before an update: add the point that it steps from, weighted by the step's flow time."""
-        skipped = getattr(self._optimizer, "found_inf", None)
-        if skipped is not None and float(skipped):  # a fused optimizer is called but does not move
+        if was_skipped(optimizer):
             return
-        params, time = trainable(self._model), flow_time(self._optimizer)
+        self._buffers.before_step(optimizer)
+        params = trainable(self._model)
+        times = flow_times(self._model, optimizer, params)
         if params.keys() != self._start.keys():  # earlier epochs have other equations
             if self._points:
                 raise InputError(
@@ -74,39 +126,78 @@ class EpochAverages:
             self._epochs.clear()
             self._start_epoch()
         self._points += 1
-        self._time += time
-        _add_weighted(self._sums, params, time)
+        self._smallest_step = min(self._smallest_step, _largest(optimizer, "lr"))
+        # Torch's schedules keep the step size that they began with.
+        largest = max(_largest(optimizer, "lr"), _largest(optimizer, "initial_lr"))
+        self._largest_step = max(self._largest_step, largest)
+        for name, time in times.items():
+            self._times[name] += time
+        _add_weighted(self._sums, params, times)
         for regularizer, sums in self._column_sums.items():
             for name, column in regularizer.gradient(params).items():
-                _add_weighted(sums.setdefault(name, float64_zeros(params)), column, time)
+                _add_weighted(sums.setdefault(name, float64_zeros(params)), column, times)
 
     def end_epoch(self) -> None:
         """End the current epoch; call this after the last update of every epoch."""
-        if not self._time:
+        time = max(self._times.values())
+        if not time:
             raise InputError(
                 "end_epoch() was called before any update of the optimizer (or all had a step size "
-                "of zero): call it after the last optimizer.step() of every epoch."
+                "of zero, or were skipped): call it after the last optimizer.step() of every epoch."
             )
-        params = {n: p.detach() for n, p in self._model.named_parameters() if n in self._start}
-        mean = {n: p.to(params[n]) for n, p in _divide(self._sums, self._time).items()}
-        scales = _adam_scales(self._model, self._optimizer)
-        moved = {
-            n: (to_float64(p) - self._start[n]) * scales.get(n, 1.0) for n, p in params.items()
+        for name, own_time in self._times.items():
+            if not own_time:
+                raise InputError(
+                    f"the learning rate of {name!r} was zero for the whole epoch: set "
+                    "requires_grad=False for parameters that are not trained."
+                )
+        parameters = named_parameters(self._model)
+        params = {n: parameters[n].detach() for n in self._start}
+        mean = {n: p.to(params[n]) for n, p in _divide(self._sums, self._times).items()}
+        metric = {n: p for n, p in adam_metric(self._optimizer, self._model).items() if n in params}
+        moved = {n: to_float64(p) - self._start[n] for n, p in params.items()}
+        scaled = {
+            n: change * metric.get(n, 1.0) * (time / self._times[n]) for n, change in moved.items()
         }
+        drift = norm(
+            {
+                n: moved[n] * (p - self._metric.get(n, 0.0)) / self._times[n]
+                for n, p in metric.items()
+            }
+        )
         columns = {
-            regularizer: {name: _divide(total, self._time) for name, total in sums.items()}
+            regularizer: {name: _divide(total, self._times) for name, total in sums.items()}
             for regularizer, sums in self._column_sums.items()
         }
-        self._epochs.append(Epoch(mean, moved, self._time, columns))
+        missing = self._missing / self._points
+        statistics = copy_statistics(self._model)
+        if statistics and all(s.equal(self._statistics[n]) for n, s in statistics.items()):
+            mean = Point(mean, statistics)  # frozen batch norm: the same at all points of the epoch
+        step = self._smallest_step / self._largest_step
+        self._epochs.append(Epoch(mean, scaled, time, columns, missing, metric, drift, step))
         self._start_epoch()
 
     def target(self, objective: Objective) -> Target:
         """−∇L(θ̄) − Δθ/time of every recorded epoch: one pass over the data each."""
         if not self._epochs:
             raise InputError("no epoch was closed: call end_epoch() after each.")
-        means, displacements, times, columns = zip(*self._epochs, strict=True)
-        path = trajectory_target(objective, Trajectory(means, displacements, times))
-        points = map(_with_mean_columns, path.points, columns)
+        self._wrapper.check()
+        epochs = tuple(self._epochs)
+        path = trajectory_target(
+            objective,
+            Trajectory(
+                [epoch.mean for epoch in epochs],
+                [epoch.displacement for epoch in epochs],
+                [epoch.time for epoch in epochs],
+                [epoch.young_momentum for epoch in epochs],
+            ),
+        )
+        points = [
+            replace(
+                _with_means(point, epoch), normalised=_normalised_layers(self._model, point, epoch)
+            )
+            for point, epoch in zip(path.points, epochs, strict=True)
+        ]
         return Target(Setting("trajectory", objective, epochs=True), tuple(points))
 
     def equations(
@@ -126,8 +217,9 @@ class EpochAverages:
         return self.target(objective).equations(regularizers, known=known, rows=rows)
 
     def close(self) -> None:
-        """Remove the hook from the optimizer."""
-        self._hook.remove()
+        """Remove the hooks from the optimizer."""
+        for hook in self._hooks:
+            hook.remove()
 
 
 def average_epochs(
@@ -145,8 +237,10 @@ def average_epochs(
 
     Args:
         model: the model that is trained.
-        optimizer: torch's SGD (momentum counts as a flow time of η/(1−β)) or Adam (whose steps are
-            taken in the metric √v̂ + ε, assumed constant over an epoch); it is observed by hooks.
+        optimizer: torch's SGD (momentum counts as a flow time of η/(1−β)), or Adam or AdamW (whose
+            steps are taken in the metric √v̂ + ε, assumed constant over an epoch); groups may have
+            their own rates. It is observed by hooks, inside wrappers that hold it as `.optimizer`.
+            AdamW's decay is the candidate `metric_ridge`: see `optimizer_penalties`.
         averaged: regularizers whose gradient is averaged over the points of an epoch, at the cost
             of one evaluation per step; for gradients that change within the noise of the weights,
             such as smooth_l1's. The gradients of others are taken at the mean point.
@@ -172,27 +266,56 @@ def average_epochs(
     (0.1, 4)
     """
     check_type("model", model, nn.Module, "a torch.nn.Module")
-    _check_optimizer(model, optimizer)
+    _check_optimizer(model, unwrap_optimizer(optimizer))
     check_whole("epochs", epochs)
     if not isinstance(averaged, Sequence) or any(not isinstance(r, Regularizer) for r in averaged):
         raise InputError("averaged is not a list of regularizers: pass one, as in [tacit.l2()].")
     return EpochAverages(model, optimizer, averaged, epochs)
 
 
-def _add_weighted(sums: Params, tensors: Mapping[str, Tensor], weight: float) -> None:
+def _add_weighted(
+    sums: Params, tensors: Mapping[str, Tensor], weights: Mapping[str, float]
+) -> None:
     for name, total in sums.items():
-        total.add_(tensors[name].to(total.device), alpha=weight)
+        total.add_(tensors[name].to(total.device), alpha=weights[name])
 
 
-def _divide(sums: Params, time: float) -> Params:
-    return {n: total / time for n, total in sums.items()}
+def _divide(sums: Params, times: Mapping[str, float]) -> Params:
+    return {n: total / times[n] for n, total in sums.items()}
 
 
-def _with_mean_columns(point: TargetPoint, columns: MeanColumns) -> TargetPoint:
-    """An epoch's point with its averaged columns, and their distance from those at the point."""
-    averaged = {r: _join_means(r, means, point.params) for r, means in columns.items()}
-    unsettled = {r.name: _gradient_spread(r, means, point.params) for r, means in columns.items()}
-    return replace(point, averaged=averaged, unsettled=unsettled)
+def _largest(optimizer: Optimizer, key: str) -> float:
+    return max(float(group.get(key, 0.0)) for group in optimizer.param_groups)
+
+
+def _normalised_layers(model: nn.Module, point: TargetPoint, epoch: Epoch) -> dict[str, float]:
+    """The layers whose weights a norm layer rescales, each with the epoch's step size.
+
+    The loss does not depend on the length of such weights, so that ⟨θ, ∇L⟩ = 0; of an epoch,
+    ∇L = −target − Δθ/time.
+    """
+    layers: dict[str, float] = {}
+    if not any("norm" in type(module).__name__.lower() for module in model.modules()):
+        return layers
+    for name, target in point.vectors[0].items():
+        weights = to_float64(point.params[name])
+        gradient = target + epoch.displacement[name].to(target.device) / epoch.time
+        scale = float(weights.norm() * gradient.norm())
+        if weights.ndim > 1 and abs(float((weights * gradient).sum())) < SCALE_FREE * scale:
+            layers[layer_of(name)] = epoch.step_size
+    return layers
+
+
+def _with_means(point: TargetPoint, epoch: Epoch) -> TargetPoint:
+    """An epoch's point with its metric and averaged columns, and how settled these are."""
+    columns, params = epoch.columns, point.params
+    return replace(
+        point,
+        averaged={r: _join_means(r, means, params) for r, means in columns.items()},
+        unsettled={r.name: _gradient_spread(r, means, params) for r, means in columns.items()},
+        metric=epoch.metric,
+        burn_in=math.hypot(point.burn_in, epoch.metric_drift),
+    )
 
 
 def _join_means(regularizer: Regularizer, means: dict[str, Params], params: Params) -> Columns:
@@ -217,32 +340,11 @@ def _gradient_spread(regularizer: Regularizer, means: dict[str, Params], params:
 
 
 def _check_optimizer(model: nn.Module, optimizer: Optimizer) -> None:
-    groups = getattr(optimizer, "param_groups", [])
-    unsupported = [g.get("decoupled_weight_decay") or g.get("amsgrad") for g in groups]
-    if not isinstance(optimizer, SGD | Adam) or any(unsupported):
+    """Refuse steps that are not known, and optimizers that do not train the whole model."""
+    if step_rule(optimizer) not in ("SGD.step", "Adam.step"):
         raise InputError(
-            f"optimizer is {type(optimizer).__name__}: pass SGD, or Adam without amsgrad and with "
-            "weight decay in the loss (not decoupled, as in AdamW), or use endpoint_equations."
+            f"{type(optimizer).__name__} has a step of its own, and which time and metric a "
+            "gradient is applied with is not known: train with torch's SGD, Adam or AdamW, or use "
+            "endpoint_equations."
         )
-    trained = {id(p) for group in groups for p in group["params"]}
-    missing = [n for n, p in model.named_parameters() if p.requires_grad and id(p) not in trained]
-    if missing:
-        raise InputError(
-            f"the optimizer does not train {missing[0]!r} and {len(missing) - 1} others: their "
-            "displacement carries no information. Set requires_grad=False for them."
-        )
-    flow_time(optimizer)  # raises here rather than at the first update
-
-
-def _adam_scales(model: nn.Module, optimizer: Optimizer) -> Params:
-    """√v̂ + ε of Adam, by parameter; none for SGD, and for parameters that had no gradient."""
-    names = {id(p): n for n, p in model.named_parameters()}
-    scales = {}
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            state = optimizer.state.get(parameter, {})
-            if id(parameter) in names and "exp_avg_sq" in state:
-                bias = math.sqrt(1 - group["betas"][1] ** float(state["step"]))
-                root = to_float64(state["exp_avg_sq"]).sqrt() / bias
-                scales[names[id(parameter)]] = root + group["eps"]
-    return scales
+    flow_times(model, optimizer, trainable(model))  # raises here rather than at the first update

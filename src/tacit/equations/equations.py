@@ -46,6 +46,20 @@ class Source:
     known: dict[str, float] = field(default_factory=dict)
     unsettled: dict[str, float] = field(default_factory=dict)
     """By penalty: ‖mean of ∇R over an epoch − ∇R at the mean point‖ / ‖mean of ∇R‖."""
+    normalised: dict[str, float] = field(default_factory=dict)
+    """By layer whose weights a norm layer rescales: the smallest step size of an epoch, as a part
+    of the largest of the run."""
+    burn_in: float = 0.0
+    """Norm of the part of the target that is due to an optimizer's averages, momentum or squared
+    gradients, that were still settling."""
+    unreached: tuple[str, ...] = ()
+    """Parameters that the loss does not reach (an unused head); they have no equations."""
+    unit: str = "examples"
+    """What the mean is over: examples (or tokens), or batches whose examples interact."""
+    ignored: float = 0.0
+    """Part of the examples or tokens on which the loss does not depend: padding counted as data."""
+    uneven: bool = False
+    """Whether rows of one batch have more targets than those of another, and count the same."""
     epoch: bool = False
     """Whether these are the means over one epoch of a run."""
     layer: str = ""
@@ -183,7 +197,10 @@ class Equations:
                 Block(**{**block, "columns": tuple(block["columns"])}, factor=factor)
                 for block, factor in zip(header["blocks"], factors, strict=True)
             ),
-            sources=tuple(Source(**source) for source in header["sources"]),
+            sources=tuple(
+                Source(**{**source, "unreached": tuple(source.get("unreached", ()))})
+                for source in header["sources"]
+            ),
         )
 
 

@@ -1,32 +1,48 @@
 """Recording the steps of a training loop as they happen."""
 
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from tacit.equations.trajectory import Trajectory, check_time
 from tacit.errors import InputError, check_type
-from tacit.objective.params import Params, trainable
+from tacit.objective.borrowing import copy_statistics
+from tacit.objective.params import Params, Point, trainable
+from tacit.regularizers.weight_decay import parameter_names, step_rule, unwrap_optimizer
 
 
 class Recorder:
     """Records the positions of a training loop; see `record`."""
 
-    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer | None = None):
+    def __init__(self, model: nn.Module, optimizer: Optimizer | None = None):
         self._model, self._positions = model, [_copy(model)]
         self._times: list[float] = []
+        self._young: list[float] = []
         self._elapsed = None if optimizer is None else 0.0
+        self._missing, self._buffers = 0.0, MomentumBuffers()
+        self._wrapper = None if optimizer is None else WrapperWatch(model, optimizer)
         if optimizer is not None:
-            _check_optimizer(optimizer)
+            optimizer = _check_optimizer(model, optimizer)
+            optimizer.register_step_pre_hook(self._buffers.before_step)
             # At the update itself: a schedule may have changed the step size by the next line.
             optimizer.register_step_post_hook(self._count_time)
 
-    def _count_time(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
-        self._elapsed = (self._elapsed or 0.0) + flow_time(optimizer)
+    def _count_time(self, optimizer: Optimizer, *_: object) -> None:
+        if was_skipped(optimizer):
+            return
+        time = flow_time(self._model, optimizer)
+        self._elapsed = (self._elapsed or 0.0) + time
+        self._missing += time * self._buffers.after_step(optimizer)
 
     def step(self, step_size: float | None = None) -> None:
         """Record the current weights; the flow time since is `step_size`, or the optimizer's.
 
-        With an optimizer, several updates (an epoch) may lie between two calls.
+        With an optimizer, several updates (an epoch) may lie between two calls. After an update
+        that a GradScaler skipped, nothing is recorded.
         """
         if step_size is None:
             if self._elapsed is None:
@@ -35,62 +51,188 @@ class Recorder:
                     "with tacit.record(model, optimizer)."
                 )
             if not self._elapsed:
-                raise InputError(
-                    "recorder.step() was called before any update: call it after optimizer.step()."
-                )
-            step_size, self._elapsed = self._elapsed, 0.0
+                self._check_skipped()
+                return
+            step_size = self._elapsed
         check_time(step_size)
         self._positions.append(_copy(self._model))
         self._times.append(float(step_size))
+        self._young.append(self._missing / self._elapsed if self._elapsed else 0.0)
+        self._elapsed, self._missing = None if self._elapsed is None else 0.0, 0.0
+
+    def _check_skipped(self) -> None:
+        """Without an update: the weights must be those recorded last."""
+        last = self._positions[-1]
+        if any(not p.equal(last[n]) for n, p in trainable(self._model).items()):
+            raise InputError(
+                "the weights have changed without an update of the optimizer: call recorder.step() "
+                "after optimizer.step(), and make the recorder with the optimizer that trains the "
+                "model."
+            )
 
     def trajectory(self) -> Trajectory:
         """The trajectory recorded so far."""
         if not self._times:
             raise InputError("nothing was recorded: call recorder.step(step_size) after updates.")
-        return Trajectory.from_positions(self._positions, self._times)
+        if self._wrapper:
+            self._wrapper.check()
+        trajectory = Trajectory.from_positions(self._positions, self._times)
+        return replace(trajectory, young_momentum=tuple(self._young))
 
 
-def record(model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> Recorder:
+def record(model: nn.Module, optimizer: Optimizer | None = None) -> Recorder:
     """Start recording a training loop: call `.step(step_size)` after each update.
 
-    With a torch SGD optimizer the step size is read from it: η, or η/(1−β) with momentum β, which
-    is right after a burn-in of a few 1/(1−β) steps. Every step keeps a copy of the parameters.
+    With a torch SGD optimizer (or a wrapper that holds one as `.optimizer`) the step size is read
+    from it: η, or η/(1−β) with momentum β. Every step keeps a copy of the parameters.
+
+    Trap: η/(1−β) is right after a burn-in of a few 1/(1−β) steps. A fit says so where recording
+    began with an empty momentum buffer; one that is there already counts as filled.
     """
     check_type("the model to record", model, nn.Module, "a torch.nn.Module")
     return Recorder(model, optimizer)
 
 
-def _check_optimizer(optimizer: torch.optim.Optimizer) -> None:
-    needed = "a torch.optim.SGD, or leave it out and pass the step size to recorder.step"
-    check_type("optimizer", optimizer, torch.optim.Optimizer, needed)
-    if not isinstance(optimizer, torch.optim.SGD):
+def _check_optimizer(model: nn.Module, optimizer: Any) -> Optimizer:
+    """The optimizer inside its wrappers, of which every step must be one of gradient descent."""
+    optimizer = unwrap_optimizer(optimizer)
+    if step_rule(optimizer) != "SGD.step":
         raise InputError(
-            f"{type(optimizer).__name__} rescales each coordinate by its own history, so its steps "
-            "do not follow the gradient flow of the loss. Train with SGD, or use "
-            "endpoint_equations at the end of training."
+            f"{type(optimizer).__name__} does not take the steps of torch.optim.SGD, so its steps "
+            "do not follow the gradient flow of the loss (Adam rescales each coordinate by its own "
+            "history). Train with SGD, leave the optimizer out and pass the step size to "
+            "recorder.step, or use average_epochs or endpoint_equations."
         )
-    flow_time(optimizer)  # raises here rather than at the first update
+    flow_time(model, optimizer)  # raises here rather than at the first update
+    return optimizer
 
 
-def flow_time(optimizer: torch.optim.Optimizer) -> float:
-    """Flow time of one step: η, or η/(1−β) for SGD with momentum β."""
-    times = set()
-    for group in optimizer.param_groups:
-        rate, momentum = float(group["lr"]), group.get("momentum", 0)
-        if group["maximize"] or not 0 <= momentum < 1:
+class WrapperWatch:
+    """Whether a wrapper moves the weights beside the steps of the optimizer that it holds.
+
+    Accelerate's does not; one that averages weights, as Lookahead, does. Norms are compared.
+    """
+
+    def __init__(self, model: nn.Module, wrapper: Any):
+        self._model, self._wrapper = model, wrapper
+        self._norms = torch.zeros(0)
+        self._moved = torch.zeros((), dtype=torch.bool)
+        optimizer = unwrap_optimizer(wrapper)
+        if optimizer is not wrapper:
+            optimizer.register_step_pre_hook(self._before_step)
+            optimizer.register_step_post_hook(self._after_step)
+
+    def check(self) -> None:
+        """Refuse a wrapper that moved the weights."""
+        if self._moved:
+            name = type(self._wrapper).__name__
             raise InputError(
-                f"the optimizer has maximize={group['maximize']} and momentum={momentum}, which do "
-                "not follow a descending flow: use maximize=False and a momentum below 1."
+                f"the weights changed between the steps of the optimizer that {name} holds, so that"
+                f" its step sizes do not say how fast they move. Train without {name}; if "
+                "something else changed them on purpose, pass the inner optimizer."
             )
-        times.add(rate * (1 - group["dampening"]) / (1 - momentum) if momentum else rate)
+
+    def _before_step(self, *_: object) -> None:
+        norms = self._current_norms()
+        if norms.shape == self._norms.shape:  # otherwise parameters were frozen or unfrozen
+            self._moved = self._moved.to(norms.device) | (norms != self._norms).any()
+
+    def _after_step(self, *_: object) -> None:
+        self._norms = self._current_norms()
+
+    def _current_norms(self) -> Tensor:
+        norms = [p.detach().norm() for p in self._model.parameters() if p.requires_grad]
+        return torch.stack([number.to(norms[0]) for number in norms])
+
+
+class MomentumBuffers:
+    """How far the momentum buffers that were empty when first seen are from their steady size.
+
+    From a constant gradient g, the k-th step of an empty buffer is η (1 − β^k)/(1 − β) g: it falls
+    short of the flow time η/(1−β) by the part β^k.
+    """
+
+    def __init__(self) -> None:
+        self._ages: dict[Tensor, int] = {}
+
+    def before_step(self, optimizer: Optimizer, *_: object) -> None:
+        """Note the parameters whose buffer is empty."""
+        for parameter, _group in _with_momentum(optimizer):
+            if _buffer(optimizer, parameter) is None:
+                self._ages[parameter] = 0
+
+    def after_step(self, optimizer: Optimizer) -> float:
+        """The part of the step's flow time that is missing, the largest over the parameters."""
+        missing = 0.0
+        for parameter, group in _with_momentum(optimizer) if self._ages else ():
+            if parameter in self._ages and _buffer(optimizer, parameter) is not None:
+                self._ages[parameter] += 1
+                missing = max(missing, _missing_part(group, self._ages[parameter]))
+        return missing
+
+
+def _with_momentum(optimizer: Optimizer) -> Iterable[tuple[Tensor, dict[str, Any]]]:
+    groups = [group for group in optimizer.param_groups if group.get("momentum")]
+    return ((parameter, group) for group in groups for parameter in group["params"])
+
+
+def _buffer(optimizer: Optimizer, parameter: Tensor) -> Tensor | None:
+    return optimizer.state.get(parameter, {}).get("momentum_buffer")
+
+
+def _missing_part(group: dict[str, Any], age: int) -> float:
+    """1 − (step of a buffer of this age)/(step of a full one); torch does not dampen the first."""
+    momentum, dampening = float(group["momentum"]), float(group.get("dampening", 0))
+    first = 1 - (1 - momentum) / (1 - dampening) if dampening < 1 else momentum
+    return abs(first) * momentum ** (age if group.get("nesterov") else age - 1)
+
+
+def was_skipped(optimizer: Optimizer) -> bool:
+    """Whether a GradScaler told a fused optimizer, which is called anyway, not to move."""
+    found_inf = getattr(optimizer, "found_inf", None)
+    return found_inf is not None and bool(float(found_inf))
+
+
+def flow_time(model: nn.Module, optimizer: Optimizer) -> float:
+    """Flow time of one step, the same for all parameters: η, or η/(1−β) with momentum β."""
+    times = set(flow_times(model, optimizer, trainable(model)).values())
     if len(times) > 1:
         raise InputError(
             f"the optimizer's groups have different step sizes (flow times {sorted(times)}), but "
-            "one time per step is needed: use the same lr and momentum, or rows= with one group "
-            "at a time."
+            "one time per step is needed: use the same lr and momentum for all, or average_epochs."
         )
     return times.pop()
 
 
+def flow_times(model: nn.Module, optimizer: Optimizer, params: Params) -> dict[str, float]:
+    """The flow time of one step of each parameter; refused if the optimizer does not train one."""
+    names = parameter_names(model)
+    times = {}
+    for group in optimizer.param_groups:
+        members = [name for p in group["params"] if (name := names.get(id(p))) in params]
+        times |= dict.fromkeys(members, _group_flow_time(group) if members else 0.0)
+    missing = [n for n in params if n not in times]
+    if missing:
+        raise InputError(
+            f"the optimizer does not train {missing[0]!r} and {len(missing) - 1} others: their "
+            "displacement carries no information. Set requires_grad=False for them."
+        )
+    return times
+
+
+def _group_flow_time(group: dict[str, Any]) -> float:
+    """Flow time of one step of a parameter group."""
+    rate, momentum = float(group["lr"]), float(group.get("momentum") or 0)
+    if group.get("maximize") or not 0 <= momentum < 1:
+        raise InputError(
+            f"the optimizer has maximize={group.get('maximize')} and momentum={momentum}, which do "
+            "not follow a descending flow: use maximize=False and a momentum below 1."
+        )
+    return rate * (1 - group["dampening"]) / (1 - momentum) if momentum else rate
+
+
 def _copy(model: nn.Module) -> Params:
-    return {n: p.clone() for n, p in trainable(model).items()}
+    """The parameters, with batch norm's running statistics where there are any."""
+    params = {n: p.clone() for n, p in trainable(model).items()}
+    statistics = copy_statistics(model)
+    return Point(params, statistics) if statistics else params

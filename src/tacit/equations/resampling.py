@@ -10,6 +10,7 @@ Two bootstraps, for two cases:
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -21,7 +22,7 @@ from tacit.equations.rows import check_candidates
 from tacit.equations.target import endpoint_equations
 from tacit.errors import InputError, check_choice, check_type, check_whole
 from tacit.objective.batches import check_weights
-from tacit.objective.borrowing import forked_randomness, restored
+from tacit.objective.borrowing import BatchNorm, forked_randomness, restored
 from tacit.objective.losses import Loss
 from tacit.objective.objective import Objective, check_objective
 from tacit.objective.params import Params
@@ -45,6 +46,8 @@ def bootstrap(  # noqa: PLR0913 # the data and the algorithm, then keyword optio
     weights: Tensor | None = None,
     known: Mapping[Regularizer, float] | None = None,
     seed: int = 0,
+    batch_norm: BatchNorm | None = None,
+    batch_size: int | None = None,
 ) -> Equations:
     """Endpoint equations of a model trained on the data and on resamples of it, stacked.
 
@@ -72,6 +75,8 @@ def bootstrap(  # noqa: PLR0913 # the data and the algorithm, then keyword optio
             default equal. Examples whose gradients are less collinear stabilise the fit.
         known: penalties that `train` did apply, with their strengths.
         seed: seed of the resamples, and of the seeds that `train` receives.
+        batch_norm: as in `Objective`; with "running" `train` returns a state_dict.
+        batch_size: as in `Objective`.
 
     >>> import tacit
     >>> X, y = torch.eye(3).double(), torch.tensor([[2.0], [4.0], [3.0]]).double()
@@ -89,7 +94,8 @@ def bootstrap(  # noqa: PLR0913 # the data and the algorithm, then keyword optio
     if weights is not None:
         weights = check_weights(weights, len(data[-1])).detach().cpu().double()
     devices = {p.device for p in model.parameters()} if isinstance(model, nn.Module) else set()
-    Objective(model, loss, data)  # raises before anything is trained if this cannot work
+    make_objective = partial(Objective, model, loss, batch_norm=batch_norm, batch_size=batch_size)
+    make_objective(data)  # raises before anything is trained if this cannot work
     fitted = residuals = data[-1]
     parts: list[Equations] = []
     with restored(model) as restore:
@@ -108,7 +114,7 @@ def bootstrap(  # noqa: PLR0913 # the data and the algorithm, then keyword optio
             with forked_randomness(devices):
                 seed_devices(train_seed, devices)
                 trained = train(sample, train_seed)
-            objective = Objective(model, loss, sample)
+            objective = make_objective(sample)
             point = check_point(objective, trained, what="what train returned")
             parts.append(endpoint_equations(objective, regularizers, params=point, known=known))
             if not index and kind == "residual":
@@ -164,6 +170,11 @@ def check_point(objective: Objective, params: Any, *, what: str) -> Params:
 
 def _predictions(objective: Objective, point: Params, target: Tensor) -> Tensor:
     """The model's predictions in eval mode, in the shape of the targets."""
+    if objective.batch_norm == "batch":
+        raise InputError(
+            "with batch_norm='batch' predictions depend on which examples share a batch, so that "
+            "there are no residuals: pass kind='pairs', or batch_norm='running'."
+        )
     (outputs,), _ = objective.predictions(point)
     if outputs.shape != target.shape:
         raise InputError(

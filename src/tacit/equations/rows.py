@@ -2,15 +2,16 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from tacit.equations.equations import Block, Family, triangular_factor
 from tacit.errors import InputError, check_number, check_type
+from tacit.objective.objective import Objective
 from tacit.objective.params import Params, Scope, layer_of, select, shorten
-from tacit.regularizers.family import Columns, Regularizer, join_columns
+from tacit.regularizers.family import Columns, Regularizer, check_one_strength, join_columns
 
 CHUNK = 2**21
 """Largest number of entries of [design | targets] in memory at once (16 MiB)."""
@@ -29,6 +30,8 @@ class BoundCandidates:
     families: tuple[Family, ...]
     columns: Columns
     known: list[tuple[float, Columns]]
+    """Known columns, each times what is to be subtracted from the target: its strength, or 0 where
+    the target has it already."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,9 +40,30 @@ class Candidates:
 
     estimated: tuple[Regularizer, ...]
     known: dict[Regularizer, float]
+    followed: bool = False
+    """Whether the reference of a trajectory followed the known penalties, so that the target has
+    them already."""
+
+    def following(self, known: Mapping[Regularizer, float], objective: Objective) -> "Candidates":
+        """The candidates of a target whose reference followed the flow of L + Σ known.
+
+        What discrete steps add to that flow is a multiple of ‖∇(L + Σ known)‖², so that
+        `gradient_norm(objective)` has the known penalties too.
+        """
+        estimated = tuple(
+            r if r.with_known is None or r.objective is not objective else r.with_known(known)
+            for r in self.estimated
+        )
+        return replace(self, estimated=estimated, followed=True)
 
     def bind(
-        self, params: Params, rows: Scope = None, *, averaged: Averaged | None = None
+        self,
+        params: Params,
+        rows: Scope = None,
+        *,
+        averaged: Averaged | None = None,
+        metric: Params | None = None,
+        unreached: Sequence[str] = (),
     ) -> BoundCandidates:
         """All columns at these parameters.
 
@@ -47,10 +71,13 @@ class Candidates:
             params: the point.
             rows: which parameters' equations are written; by default all.
             averaged: the columns that are means over an epoch.
+            metric: the optimizer's metric at that time, for penalties that are in it.
+            unreached: parameters that the loss does not reach; they have no equations.
         """
         averaged, regularizers = averaged or {}, (*self.estimated, *self.known)
         check_averaged(averaged, regularizers)
-        parts = {r: averaged.get(r) or r.bind(params) for r in regularizers}
+        in_metric = {r: r.in_metric(metric) for r in regularizers if metric and r.in_metric}
+        parts = {r: averaged.get(r) or in_metric.get(r, r).bind(params) for r in regularizers}
         columns = join_columns([parts[r] for r in self.estimated])
         known_names = [r.name for r in self.known]
         for what, names in (("regularizers", columns.names), ("known penalties", known_names)):
@@ -60,14 +87,22 @@ class Candidates:
                     "as in tacit.l2(scope='*.bias', name='l2 of biases')."
                 )
         for r in self.known:
-            if (size := len(parts[r].names)) != 1:
-                raise InputError(
-                    f"known penalty {r.name!r} has {size} coefficients: known= takes penalties of "
-                    "one strength."
-                )
+            check_one_strength(r, len(parts[r].names))
         families = tuple(Family(r.name, r.kind, len(parts[r].names)) for r in self.estimated)
-        known = [(strength, parts[r]) for r, strength in self.known.items()]
-        return BoundCandidates(params, select(params, rows, what="rows"), families, columns, known)
+        known = [(0.0 if self.followed else s, parts[r]) for r, s in self.known.items()]
+        names = reached_rows(select(params, rows, what="rows"), unreached)
+        return BoundCandidates(params, names, families, columns, known)
+
+
+def reached_rows(names: Sequence[str], unreached: Sequence[str]) -> tuple[str, ...]:
+    """The names without those that the loss does not reach; refused if none is left."""
+    reached = tuple(n for n in names if n not in unreached)
+    if not reached:
+        raise InputError(
+            f"the loss reaches none of the parameters that rows= covers ({shorten(names)}): an "
+            "unused part of the model has no equations. Choose other rows."
+        )
+    return reached
 
 
 def check_averaged(averaged: Iterable[Regularizer], candidates: Iterable[Regularizer]) -> None:
@@ -92,21 +127,30 @@ def check_candidates(
         raise InputError(
             f"regularizers is {regularizers!r}: pass at least one, as in [tacit.l2()]."
         )
+    _check_regularizers(regularizers)
+    return Candidates(tuple(regularizers), check_known(known))
+
+
+def check_known(known: Mapping[Regularizer, float] | None) -> dict[Regularizer, float]:
+    """Known penalties with their strengths as a dictionary; anything else is refused."""
     if known is None:
-        known = {}
-    else:
-        needed = "a dictionary from penalty to strength, as in {tacit.l2(): 5e-5}"
-        check_type("known", known, Mapping, needed)
-    for candidate in (*regularizers, *known):
+        return {}
+    needed = "a dictionary from penalty to strength, as in {tacit.l2(): 5e-5}"
+    check_type("known", known, Mapping, needed)
+    _check_regularizers(known)
+    for penalty, strength in known.items():
+        check_number(f"the known strength of {penalty.name!r} (w/2 for weight_decay=w)", strength)
+    return dict(known)
+
+
+def _check_regularizers(candidates: Iterable[Regularizer]) -> None:
+    for candidate in candidates:
         if not isinstance(candidate, Regularizer):
             hint = " Call it, as in tacit.l2()." if callable(candidate) else ""
             raise InputError(
                 f"a regularizer is a {type(candidate).__name__}: pass what tacit.l2() or "
                 f"tacit.regularizer(name, function) returns.{hint}"
             )
-    for penalty, strength in known.items():
-        check_number(f"the known strength of {penalty.name!r} (w/2 for weight_decay=w)", strength)
-    return Candidates(tuple(regularizers), dict(known))
 
 
 def write_blocks(

@@ -4,7 +4,7 @@ The target of the endpoint, −∇L, is here; those of `difference` and `traject
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -21,7 +21,12 @@ from tacit.equations.rows import (
 from tacit.errors import InputError
 from tacit.objective.objective import Objective, check_objective
 from tacit.objective.params import Params, Scope, fingerprint, norm
+from tacit.objective.passes import PassResult
+from tacit.objective.randomness import split_draws
 from tacit.regularizers.family import Regularizer
+
+GROUPS = 8
+"""Default number of groups of draws; intervals then have 7 degrees of freedom."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,6 +42,11 @@ class Setting:
     """Groups of draws, each with a target of its own."""
     epochs: bool = False
     """Whether every point is an epoch of a run, and a source of its own."""
+    followed: Mapping[Regularizer, float] | None = None
+    """Known penalties that the reference of a trajectory followed, which are in the target; None
+    where known penalties are subtracted from it."""
+    follow: Callable[[Mapping[Regularizer, float]], "Iterable[TargetPoint]"] | None = None
+    """The points of the target, computed again with a reference that follows these penalties."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,6 +63,14 @@ class TargetPoint:
     averaged: Averaged = field(default_factory=dict)
     unsettled: Mapping[str, float] = field(default_factory=dict)
     """See `Source.unsettled`."""
+    normalised: Mapping[str, float] = field(default_factory=dict)
+    """See `Source.normalised`."""
+    unreached: tuple[str, ...] = ()
+    """See `Source.unreached`."""
+    burn_in: float = 0.0
+    """See `Source.burn_in`."""
+    metric: Params = field(default_factory=dict)
+    """The optimizer's metric at that time, √v̂ + ε of Adam; empty where it is not known."""
     fingerprint: tuple[float, ...] = ()
     """Of the parameters when the target was computed; they may be the model's live weights."""
 
@@ -84,7 +102,12 @@ class Origin:
         if self.point is None:
             raise InputError("the equations are of several points: pass equations of one point.")
         self.point.check_unchanged()
-        return self.candidates.bind(self.point.params, self.rows)
+        return self.candidates.bind(
+            self.point.params,
+            self.rows,
+            metric=self.point.metric,
+            unreached=self.point.unreached,
+        )
 
 
 def origin_of(fit: Any, what: str) -> Origin:
@@ -105,7 +128,8 @@ class Target:
     """What is to be explained, at one or several points.
 
     Writing equations from a target takes no pass over the data, so that many families can be
-    tried. A trajectory has one source with a point per step; epochs have one source per point.
+    tried; except for other known penalties in a flow (`rk4`), which is then computed again. A
+    trajectory has one source with a point per step; epochs have one source per point.
     """
 
     setting: Setting
@@ -123,17 +147,23 @@ class Target:
         Args:
             regularizers: candidates whose strengths are estimated.
             known: penalties that training did apply, with their strengths; their gradients are
-                subtracted from the target. A difference has none.
+                subtracted from the target. A difference has none. A flow (`rk4`) follows them, by
+                default those of `trajectory_target`; with others it is computed again.
             rows: which parameters' equations to use; by default all.
         """
-        candidates = check_candidates(regularizers, known)
+        followed = self.setting.followed
+        candidates = check_candidates(regularizers, followed if known is None else known)
         if candidates.known and self.setting.mode == "difference":
             raise InputError(
                 "known penalties are the same with and without the technique: leave known= out."
             )
         for point in self.points:
             point.check_unchanged()
-        return write_equations(self.setting, self.points, candidates, rows)
+        setting, points = self.setting, self.points
+        if setting.follow is not None and candidates.known != followed:
+            points = setting.follow(candidates.known)
+            setting = replace(setting, followed=candidates.known)
+        return write_equations(setting, points, candidates, rows)
 
 
 def write_equations(
@@ -143,8 +173,16 @@ def write_equations(
     blocks: list[Block] = []
     sources: list[Source] = []
     bound = point = None
+    if setting.followed is not None:
+        candidates = candidates.following(setting.followed, setting.objective)
     for number, point in enumerate(points):
-        bound = candidates.bind(point.params, rows, averaged=point.averaged)
+        bound = candidates.bind(
+            point.params,
+            rows,
+            averaged=point.averaged,
+            metric=point.metric,
+            unreached=point.unreached,
+        )
         label = {"source": number} if setting.epochs else {"step": number}
         written = write_blocks(bound, point.vectors, floors=point.floors)
         blocks += [replace(block, **label) for block in written]
@@ -154,6 +192,9 @@ def write_equations(
                 loss_value=point.loss_value,
                 gradient_norm=point.gradient_norm,
                 unsettled=dict(point.unsettled),
+                normalised=dict(point.normalised),
+                unreached=point.unreached,
+                burn_in=point.burn_in,
                 epoch=setting.epochs,
                 parameters=sum(point.params[name].numel() for name in bound.rows),
                 tensors=len(bound.rows),
@@ -166,7 +207,11 @@ def write_equations(
     only_point = replace(point, vectors=()) if len(sources) == 1 else None
     if not (setting.epochs or only_point):
         mean_norm = math.sqrt(sum(s.gradient_norm**2 for s in sources) / len(sources))
-        sources = [replace(sources[-1], steps=len(sources), gradient_norm=mean_norm)]
+        burn_in = math.hypot(*(s.burn_in for s in sources))
+        unreached = [n for n in point.unreached if all(n in s.unreached for s in sources)]
+        steps = {"steps": len(sources), "gradient_norm": mean_norm, "burn_in": burn_in}
+        steps["unreached"] = tuple(unreached)
+        sources = [replace(sources[-1], **steps)]
     origin = Origin(setting, candidates, rows, only_point)
     return Equations(
         bound.families, bound.columns.names, setting.groups, tuple(blocks), tuple(sources), origin
@@ -177,11 +222,40 @@ def endpoint_target(objective: Objective, *, params: Mapping[str, Tensor] | None
     """−∇L(θ) at one point, by default at the model's current parameters: one pass over the data."""
     params = check_objective(objective).point(params)
     floors = objective.rounding(params)
-    value, gradient = objective.value_and_gradient(params)
-    gradient_norm = norm(gradient)
-    vector = {name: tensor.neg_() for name, tensor in gradient.items()}
-    point = TargetPoint(params, [vector], floors, gradient_norm, loss_value=value)
-    return Target(Setting("endpoint", objective), (point,))
+    groups = 1
+    if objective.batch_norm == "batch" and objective.random:
+        groups = min(GROUPS, independent_draws(objective))
+    results = group_gradients(objective, params, groups)
+    gradients = [result.derivative for result in results]
+    mean = gradients[0]
+    if groups > 1:
+        mean = {n: sum((g[n] for g in gradients[1:]), mean[n]) / groups for n in params}
+    gradient_norm, value = norm(mean), sum(result.value for result in results) / groups
+    vectors = [{name: tensor.neg_() for name, tensor in g.items()} for g in gradients]
+    unreached = tuple(n for n in params if all(n in result.unreached for result in results))
+    point = TargetPoint(params, vectors, floors, gradient_norm, value, unreached=unreached)
+    return Target(Setting("endpoint", objective, groups=groups), (point,))
+
+
+def group_gradients(objective: Objective, params: Params, groups: int) -> list[PassResult]:
+    """L and ∇L averaged over each group of draws; only one for an objective without draws."""
+    if not objective.random or groups == 1:
+        return [objective.differentiate(params)]
+    if independent_draws(objective) < groups:
+        pairs, needed = (" of mirrored pairs", 2 * groups) if objective.paired else ("", groups)
+        raise InputError(
+            f"{objective.draws} draws cannot make {groups} groups{pairs}: pass "
+            f"Objective(…, draws={needed}) or more, or fewer groups."
+        )
+    return [
+        objective.differentiate(params, draws=draws)
+        for draws in split_draws(objective.draws, groups, paired=objective.paired)
+    ]
+
+
+def independent_draws(objective: Objective) -> int:
+    """Number of independent draws: all, or one per mirrored pair."""
+    return objective.draws // 2 if objective.paired else objective.draws
 
 
 def endpoint_equations(

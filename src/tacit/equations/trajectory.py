@@ -3,14 +3,15 @@
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 
 import torch
 from torch import Tensor
 
 from tacit.equations.equations import Equations
-from tacit.equations.flow import Reference, euler, rk4
-from tacit.equations.rows import check_candidates
+from tacit.equations.flow import Flow, Reference, euler, rk4
+from tacit.equations.rows import check_candidates, check_known
 from tacit.equations.target import Setting, Target, TargetPoint, write_equations
 from tacit.errors import InputError, check_number, check_type
 from tacit.objective.objective import Objective, check_objective
@@ -21,6 +22,7 @@ from tacit.objective.params import (
     check_finite,
     coarsest_dtype,
     norm,
+    own_names,
     square_norm,
     to_float64,
 )
@@ -38,6 +40,8 @@ class Trajectory:
     points: Sequence[Params]
     displacements: Sequence[Params]
     times: Sequence[float]
+    young_momentum: Sequence[float] = ()
+    """The part of each time by which η/(1−β) overstates steps of a young momentum buffer."""
 
     def __post_init__(self) -> None:
         parts = (self.points, self.displacements, self.times)
@@ -101,14 +105,24 @@ def _check_like(vector: Params, reference: Params, *, what: str) -> None:
 
 
 def trajectory_target(
-    objective: Objective, trajectory: Trajectory, *, reference: Reference = euler
+    objective: Objective,
+    trajectory: Trajectory,
+    *,
+    reference: Reference = euler,
+    known: Mapping[Regularizer, float] | None = None,
 ) -> Target:
     """(reference − observed displacement)/time at every step; holds one float64 vector per step.
 
-    `trajectory_equations` reads the steps one at a time instead.
+    `trajectory_equations` reads the steps one at a time instead. `known` are penalties that
+    training did apply, with their strengths: the reference follows L + Σ known, and equations of
+    this target need no known=.
     """
-    points = _target_points(objective, trajectory, reference)
-    return Target(Setting("trajectory", objective), tuple(points))
+    followed = check_known(known)
+    follow = partial(_target_points, objective, trajectory, reference)
+    points = tuple(follow(followed))
+    if reference is euler and not followed:  # known penalties are subtracted by the equations
+        return Target(Setting("trajectory", objective), points)
+    return Target(Setting("trajectory", objective, followed=followed, follow=follow), points)
 
 
 def trajectory_equations(
@@ -123,7 +137,8 @@ def trajectory_equations(
     """Equations Σ λ_k ∇R_k(θ_t) = (reference − observed displacement)/time at every step.
 
     The reference is where the unregularised flow would have gone: `euler` for what a step adds
-    to −η∇L, `rk4()` for what discrete steps add to gradient flow.
+    to −η∇L, `rk4()` for what discrete steps add to gradient flow. Known penalties are part of the
+    flow: over several updates a penalty acts at other points than the first.
 
     Trap: the target is a small difference. In float32 it is lost in rounding at small steps, and
     the fit then carries the Problem "no signal".
@@ -132,20 +147,27 @@ def trajectory_equations(
         objective: the loss, without any penalty.
         trajectory: points, displacements and times.
         regularizers: candidates whose strengths are estimated.
-        reference: the displacement to compare with, reference(objective, point, time).
-        known: penalties that training did apply, with their strengths; their gradients are
-            subtracted from the target.
+        reference: the displacement to compare with, reference(objective, point, time). The
+            objective's gradient is that of L + Σ known.
+        known: penalties that training did apply, with their strengths. The reference follows
+            L + Σ known, and `gradient_norm(objective)` is then ‖∇(L + Σ known)‖².
         rows: which parameters' equations to use; by default all.
     """
     candidates = check_candidates(regularizers, known)
-    points = _target_points(objective, trajectory, reference)
-    return write_equations(Setting("trajectory", objective), points, candidates, rows)
+    # One explicit step is linear in the gradient: the penalties' part is subtracted from it.
+    followed = None if reference is euler else candidates.known
+    points = _target_points(objective, trajectory, reference, followed or {})
+    setting = Setting("trajectory", objective, followed=followed)
+    return write_equations(setting, points, candidates, rows)
 
 
 def _target_points(
-    objective: Objective, trajectory: Trajectory, reference: Reference
+    objective: Objective,
+    trajectory: Trajectory,
+    reference: Reference,
+    known: Mapping[Regularizer, float],
 ) -> Iterator[TargetPoint]:
-    """The target of every step, one at a time."""
+    """The target of every step, one at a time; the reference follows L and the known penalties."""
     check_objective(objective)
     makers = "tacit.Trajectory(points, displacements, times) or recorder.trajectory()"
     check_type("trajectory", trajectory, Trajectory, makers)
@@ -153,15 +175,28 @@ def _target_points(
         raise InputError(
             f"reference is {reference!r}: pass tacit.equations.euler or tacit.rk4(substeps=10)."
         )
-    steps = zip(trajectory.points, trajectory.displacements, trajectory.times, strict=True)
-    for point, displacement, time in steps:
+    young = trajectory.young_momentum or [0.0] * len(trajectory)
+    steps = zip(trajectory.points, trajectory.displacements, trajectory.times, young, strict=True)
+    for point, displacement, time, missing in steps:
         params = objective.point(point, what="a trajectory's point")
-        expected = reference(objective, params, time)
+        displacement = own_names(objective.model, displacement)
+        flow = Flow(objective, known)
+        expected = reference(flow, params, time)
+        if known and not flow.followed:
+            raise InputError(
+                "the reference did not ask for objective.gradient(…), which has the known "
+                "penalties: follow that gradient, or leave known= out."
+            )
         _check_like(expected, params, what="the reference displacement")
         vector = {n: _rate_beyond(expected[n], displacement[n], time) for n in params}
-        eps = torch.finfo(coarsest_dtype(*params.values(), *point.values())).eps
+        floats = [t for t in point.values() if t.is_floating_point()]
+        eps = torch.finfo(coarsest_dtype(*params.values(), *floats)).eps
         floors = {n: eps * math.sqrt(square_norm(p)) / time for n, p in params.items()}
-        yield TargetPoint(params, [vector], floors, norm(expected) / time)
+        rate = norm(expected) / time
+        unreached = flow.unreached(params)
+        yield TargetPoint(
+            params, [vector], floors, rate, unreached=unreached, burn_in=missing * rate
+        )
 
 
 def _rate_beyond(expected: Tensor, displacement: Tensor, time: float) -> Tensor:

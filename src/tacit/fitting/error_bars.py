@@ -21,7 +21,7 @@ from tacit.fitting.solving import RANK, System
 ErrorKind = Literal["sampling", "draws", "training", "steps", "layers"]
 KINDS: dict[str, str] = {
     "sampling": "the choice of examples",
-    "draws": "the technique's random draws",
+    "draws": "the random draws",
     "training": "the noise of training",
     "steps": "the choice of steps",
     "layers": "the choice of layers",

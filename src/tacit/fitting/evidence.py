@@ -26,6 +26,12 @@ MAX_NOISE, NOISY = 0.5, 0.15
 """Noise as a part of ‖target‖²: above MAX_NOISE there is no signal, above NOISY it is noisy."""
 UNSETTLED = 0.5
 """Relative change of a gradient within an epoch above which the weights are not settled."""
+IGNORED = 0.01
+"""Part of the examples or tokens that the loss may ignore without a Problem."""
+BURN_IN = 0.05
+"""Part of ‖target‖ that an optimizer's unsettled averages may cause without a Problem."""
+LARGE_STEP = 0.1
+"""Part of the largest step size of a run above which normalised weights are not settled."""
 COLLAPSED = 0.99
 """|cosine| above which smooth-L1 and ridge columns count as the same."""
 MIN_CONDITION = 30.0

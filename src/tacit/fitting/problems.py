@@ -9,6 +9,7 @@ Two rows are also reported outside of `fit`, by their names here: `drifting` ove
 `sampling_noise`, whose test needs the examples and is in `tacit.uncertainty.sampling`.
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -138,7 +139,7 @@ def _rounding(e: Evidence) -> Iterator[Finding]:
     ProblemKind.NO_SIGNAL,
     "{noise:.0%} of the target's squared norm is noise of the draws: the groups of draws do not "
     "agree on a target.",
-    "Pass more draws to the technique's objective: the noise falls as one over their number.",
+    "Pass more draws to the objective: the noise falls as one over their number.",
     _ALL_BUT_KINKS,
 )
 def _only_noise(e: Evidence) -> Iterator[Finding]:
@@ -151,7 +152,7 @@ def _only_noise(e: Evidence) -> Iterator[Finding]:
     ProblemKind.NOISY,
     "{noise:.0%} of the target's squared norm is noise of the draws: strengths and shares are "
     "uncertain by as much.",
-    "Pass more draws to the technique's objective, until it is below 5 %.",
+    "Pass more draws to the objective, until it is below 5 %.",
 )
 def _noisy(e: Evidence) -> Iterator[Finding]:
     """More than {NOISY:.0%} of ‖target‖² is noise of the draws."""
@@ -169,6 +170,37 @@ def _noisy(e: Evidence) -> Iterator[Finding]:
 def sampling_noise(_: Evidence) -> Iterator[Finding]:
     """More than {NOISY:.0%} of ‖target‖² is sampling noise (reported by `score_examples`)."""
     yield from ()  # a fit does not know its examples
+
+
+@row(
+    ProblemKind.OBJECTIVE,
+    "The loss does not depend on {part:.0%} of the examples or tokens, but the mean counts them: "
+    "padding was counted as data, and the strengths are too small by as much.",
+    "Leave padding out: return the losses of the other tokens from Objective.from_batch_loss, or "
+    "use Objective.from_mean_loss with their number. If training divided by all tokens, too, the "
+    "strengths are right.",
+)
+def _padding(e: Evidence) -> Iterator[Finding]:
+    """The loss of more than {evidence.IGNORED:.0%} of the examples or tokens depends on no output."""
+    part = max(source.ignored for source in e.equations.sources)
+    if part > evidence.IGNORED:
+        yield e.equations.names, {"part": part}
+
+
+@row(
+    ProblemKind.OBJECTIVE,
+    "Batches have different numbers of targets per row, and every row counts the same: the mean is "
+    "not one over tokens.",
+    "Say which mean training took: Objective.from_mean_loss(…, count=…) with the number of tokens, "
+    "or of rows, of a batch. In batches with time before examples a row is a time step.",
+)
+def _uneven(e: Evidence) -> Iterator[Finding]:
+    """The rows of one batch have more targets than those of another.
+
+    So it is with sequences of different lengths, or with time before examples in the shapes.
+    """
+    if any(source.uneven for source in e.equations.sources):
+        yield e.equations.names, {}
 
 
 def _unexplained(e: Evidence, mode: str) -> Iterator[Finding]:
@@ -284,15 +316,16 @@ def _nearly_dependent(e: Evidence) -> Iterator[Finding]:
 
 @row(
     ProblemKind.UNIDENTIFIED,
-    "The gradient of {shown} is zero at these weights: its strength cannot be estimated and is "
-    "shown as 0.",
+    "The gradient of {shown} is zero {where}: its strength cannot be estimated and is shown as 0.",
     "Leave it out, or stack a point where it is not at its minimum.",
     hides=(ProblemKind.WEAK,),
 )
 def _vanishing(e: Evidence) -> Iterator[Finding]:
-    """The gradient of a regularizer is exactly zero at these weights."""
+    """The gradient of a regularizer is exactly zero at these weights, or where the loss reaches."""
     if len(e.system.nonzero) < len(e.strengths):
-        yield _names(e, e.system.norms == 0), {}
+        unreached = dict.fromkeys(n for s in e.equations.sources for n in s.unreached)
+        outside = f" that the loss reaches (not {shorten(unreached)})" if unreached else ""
+        yield _names(e, e.system.norms == 0), {"where": f"at these weights{outside}"}
 
 
 @row(
@@ -316,6 +349,47 @@ def _unsettled(e: Evidence) -> Iterator[Finding]:
     for name, change in largest.items():
         if change > evidence.UNSETTLED and name in {*e.equations.names, *known}:
             yield (name,), {"change": change}
+
+
+@row(
+    ProblemKind.UNSETTLED,
+    "The optimizer's running averages were still settling while steps were recorded (a momentum "
+    "buffer that was empty at first, or Adam's squared gradients), so that their flow time or "
+    "metric is not right: this alone makes up to {share:.0%} of the target's norm.",
+    "Record later: skip the first 5/(1−β) updates of SGD with momentum β (50 for β = 0.9), and for "
+    "Adam the epochs in which the loss still falls fast.",
+)
+def _burn_in(e: Evidence) -> Iterator[Finding]:
+    """A momentum buffer was still filling while steps were recorded, or Adam's metric changing.
+
+    The part of the target that this causes is above {BURN_IN:.0%} of its norm.
+    """
+    burn_in = math.hypot(*(source.burn_in for source in e.equations.sources))
+    if burn_in > evidence.BURN_IN * e.target_norm:
+        yield e.equations.names, {"share": min(burn_in / e.target_norm, 1.0)}
+
+
+@row(
+    ProblemKind.UNSETTLED,
+    "Norm layers rescale the weights of {layers}, and their step size was still {step:.0%} of the "
+    "largest in the averaged epochs: at a constant step size the noise of the steps lengthens such "
+    "weights as fast as a penalty shortens them, and strengths come out far too small.",
+    "Average epochs at the end of a schedule that lowers the step size to 0, such as a cosine; "
+    "call average_epochs before training, so that it sees the whole schedule.",
+)
+def _normalised(e: Evidence) -> Iterator[Finding]:
+    """The step size stayed large over averaged epochs, and norm layers rescale weights.
+
+    In some epoch it never fell to {LARGE_STEP:.0%} of the largest step size of the run. Weights are
+    rescaled by a norm layer if the loss does not depend on their length, ⟨θ, ∇L⟩ = 0.
+    """
+    steps: dict[str, float] = {}
+    for source in e.equations.sources:
+        for layer, step in source.normalised.items():
+            if step > evidence.LARGE_STEP and layer in e.equations.layers:
+                steps[layer] = max(step, steps.get(layer, 0.0))
+    if steps:
+        yield e.equations.names, {"layers": shorten(steps), "step": max(steps.values())}
 
 
 _BY_CHANCE = (

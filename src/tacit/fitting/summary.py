@@ -92,16 +92,25 @@ def _header(fit: "Fit") -> list[str]:
     entries = {
         "target": "; ".join(TARGETS.get(mode, mode) for mode in modes),
         "loss": _loss(sources),
-        "examples": _common(f"{source.examples:,}" for source in sources),
+        first.unit: _common(f"{source.examples:,}" for source in sources),
         "parameters": (
             f"{first.parameters:,} used in {first.tensors} tensor{'s' * (first.tensors != 1)}, "
             f"{first.frozen:,} frozen, "
-            f"{first.tied} tied; {first.dtype}"
+            f"{first.tied} tied; {first.dtype}{_unreached(sources)}"
         ),
         "equations": f"{fit.rows:,}" + (f" over {first.steps} steps" if first.steps > 1 else ""),
         "known": known,
     }
-    return [title, *(f"{label:<11}{text}" for label, text in entries.items())]
+    lines = [f"{label:<11}{text}" for label, text in entries.items()]
+    return [title, *(part for line in lines for part in line.split("\n"))]
+
+
+def _unreached(sources: Sequence["Source"]) -> str:
+    """Parameters that the loss does not reach, of all sources, on lines of their own."""
+    names = list(dict.fromkeys(name for source in sources for name in source.unreached))
+    text = f"not reached by the loss: {shorten(names)}"
+    lines = textwrap.wrap(text, WIDTH - 11, break_on_hyphens=False) if names else []
+    return "".join([";" * bool(names), *(f"\n{'':<11}{line}" for line in lines)])
 
 
 def _common(texts: Iterable[str]) -> str:

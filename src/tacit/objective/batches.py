@@ -1,8 +1,9 @@
 """Batches from tensors, a loader, or any iterable that can be read more than once."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from copy import copy
 from dataclasses import dataclass
+from itertools import count
 from operator import length_hint
 from typing import Any, TypeGuard
 
@@ -14,7 +15,12 @@ from torch.utils.data import SubsetRandomSampler as Subset
 from torch.utils.data import WeightedRandomSampler as Weighted
 
 from tacit.errors import InputError, check_type
+from tacit.objective.randomness import Generator, find_generators, seed_reading
 
+ONE_EXAMPLE = (
+    "{} has one example, and batch norm has no statistics of one: choose another batch_size, leave "
+    "an example out, or pass a DataLoader with drop_last=True."
+)
 BatchPair = tuple[Any, Tensor | None]
 """A batch, and the weights of its examples; None where all are equal."""
 
@@ -26,40 +32,75 @@ class Batches:
     read: Callable[[], Iterator[BatchPair]]
     length: int | None
     """Number of batches where it is known (only for the progress bar)."""
-    generators: tuple[torch.Generator, ...] = ()
+    generators: tuple[Generator, ...] = ()
     """Generators that belong to the data; their states must be restored after reading."""
     sample: Callable[[int], BatchPair | None] | None = None
     """sample(n): at most n examples spread over the data, if that is cheap; None if not finite."""
+    source: Any = None
+    """The loader or iterable that is read; None for tensors."""
+    changes: str = ""
+    """Why every reading has other examples, where that is known without reading; else empty."""
+
+    def redraw(self, numbers: Sequence[int], devices: set[torch.device]) -> Iterator[BatchPair]:
+        """Read the data with its order and its randomness seeded by the numbers.
+
+        Every batch is seeded anew, so that it does not depend on what the model draws in between.
+        """
+        seed_reading((*numbers, 0), devices, self.generators)
+        pairs = self.read()
+        for index in count(1):
+            seed_reading((*numbers, index), devices, self.generators)
+            pair = next(pairs, None)
+            if pair is None:
+                return
+            yield pair
 
 
-def open_batches(data: Any, weights: Tensor | None, batch_size: int) -> Batches:
-    """Check the data and return its batches."""
-    values = data.values() if isinstance(data, Mapping) else data if type(data) is tuple else ()
-    if len(values) > 0 and all(isinstance(value, Tensor) for value in values):
-        return _tensor_batches(data, weights, batch_size)
+def open_batches(
+    data: Any, weights: Tensor | None, batch_size: int, *, shuffled: bool = False
+) -> Batches:
+    """Check the data and return its batches.
+
+    With shuffled=True tensors and data sets are read in a random order, from torch's random state,
+    and a loader may leave out the examples of its ragged last batch.
+    """
+    if _is_tensors(data):
+        return _tensor_batches(data, weights, batch_size, shuffled=shuffled)
     if weights is not None:
         raise InputError(
             "weights= needs data in tensors, whose order is known. For a loader, put the weights "
             "into its batches and return (losses, weights) from Objective.from_batch_loss."
         )
     if _is_indexed(data):
-        data = DataLoader(data, batch_size=batch_size)
+        data = DataLoader(data, batch_size=batch_size, shuffle=shuffled)
     forms = "a tuple of tensors (inputs, …, target), a DataLoader, or a list of batches"
     check_type("data", data, Iterable, forms)
-    owners = ()
-    if isinstance(data, DataLoader):
-        _check_loader(data)
-        owners = (data, data.sampler)
-    candidates = [getattr(owner, "generator", None) for owner in owners]
-    generators = tuple(g for g in candidates if isinstance(g, torch.Generator))
-    return Batches(lambda: ((batch, None) for batch in data), length_hint(data) or None, generators)
+    return Batches(
+        lambda: ((batch, None) for batch in data),
+        length_hint(data) or None,
+        generators=find_generators(data),
+        source=data,
+        changes=_changes_of(data, drops=shuffled) if isinstance(data, DataLoader) else "",
+    )
+
+
+def needs_batch_size(data: Any) -> bool:
+    """Whether batch_size= decides which examples share a batch: tensors, and data sets by index."""
+    return _is_tensors(data) or _is_indexed(data)
+
+
+def _is_tensors(data: Any) -> bool:
+    values = data.values() if isinstance(data, Mapping) else data if type(data) is tuple else ()
+    return len(values) > 0 and all(isinstance(value, Tensor) for value in values)
 
 
 def _is_indexed(data: Any) -> TypeGuard[Dataset]:
     return isinstance(data, Dataset) and not isinstance(data, IterableDataset)
 
 
-def _tensor_batches(data: Any, weights: Tensor | None, batch_size: int) -> Batches:
+def _tensor_batches(
+    data: Any, weights: Tensor | None, batch_size: int, *, shuffled: bool
+) -> Batches:
     named = data.items() if isinstance(data, Mapping) else enumerate(data)
     sizes = {name: len(t) if t.ndim else 0 for name, t in named}
     count = next(iter(sizes.values()))
@@ -69,6 +110,10 @@ def _tensor_batches(data: Any, weights: Tensor | None, batch_size: int) -> Batch
         )
     if count == 0:
         raise InputError("data is empty: its tensors have no rows. Pass at least one example.")
+    if shuffled and count % batch_size == 1 % batch_size:
+        raise InputError(
+            ONE_EXAMPLE.format(f"the last batch of {count} in batches of {batch_size}")
+        )
     weights = None if weights is None else check_weights(weights, count)
 
     def rows(index: slice | Tensor) -> BatchPair:
@@ -79,7 +124,13 @@ def _tensor_batches(data: Any, weights: Tensor | None, batch_size: int) -> Batch
         return None if _count_nonfinite(examples, masks=True) else examples
 
     parts = [slice(start, start + batch_size) for start in range(0, count, batch_size)]
-    return Batches(lambda: (rows(part) for part in parts), len(parts), sample=sample)
+
+    def read() -> Iterator[BatchPair]:
+        order = torch.randperm(count) if shuffled else None
+        for part in parts:
+            yield rows(part if order is None else order[part])
+
+    return Batches(read, len(parts), sample=sample)
 
 
 def check_weights(weights: Any, count: int) -> Tensor:
@@ -98,71 +149,37 @@ def check_weights(weights: Any, count: int) -> Tensor:
     return weights
 
 
-def _check_loader(loader: DataLoader) -> None:
-    """Refuse a loader that reads different examples at every pass.
+def _changes_of(loader: DataLoader, *, drops: bool) -> str:
+    """Why a loader with one of torch's samplers reads different examples at every pass, if so.
 
     The mean over examples must be over the same examples each time: gradients, Hessian products
     and steps are all compared with one another.
     """
     if isinstance(loader.dataset, IterableDataset):
-        return
+        return ""
     # A batch sampler has its own sampler; the loader's default sampler is then not used.
     batcher = loader if loader.batch_sampler is None else loader.batch_sampler
     sampler = getattr(batcher, "sampler", loader.sampler)
+    averages = "Objective(…, training=True, draws=16) averages over such draws."
     if isinstance(sampler, RandomSampler | Weighted):
         source = sampler.weights if isinstance(sampler, Weighted) else sampler.data_source
         if sampler.replacement or len(sampler) != len(source):
-            raise InputError(
+            return (
                 f"the loader's {type(sampler).__name__} draws different examples at every pass: "
-                "its mean is not one objective. Pass a loader that reads each example once."
+                "its mean is not one objective. Pass a loader that reads each example once. "
+                + averages
             )
     shuffles = isinstance(sampler, RandomSampler | Subset | Weighted)
     size = getattr(batcher, "batch_size", None) if getattr(batcher, "drop_last", False) else None
-    if shuffles and size and len(sampler) % size:
-        raise InputError(
+    if not drops and shuffles and size and len(sampler) % size:
+        return (
             "the loader shuffles with drop_last=True: every pass leaves out different examples. "
-            "Pass drop_last=False; tacit's mean is exact for a ragged last batch."
+            f"Pass drop_last=False; tacit's mean is exact for a ragged last batch. {averages}"
         )
+    return ""
 
 
-def check_rereadable(batches: Batches, data: Any) -> None:
-    """Refuse data whose second pass would differ from its first, or be empty.
-
-    The first item of an indexed data set is read twice. Two passes over an iterable that begin
-    differently may be shuffled, so both are counted to the end.
-    """
-    source = getattr(data, "dataset", data)
-    indexed = _is_indexed(source)
-    lasting = indexed or batches.sample is not None or _restarts(batches, source)
-    if isinstance(data, Iterator) or not lasting:
-        raise InputError(
-            f"data is a {type(source).__name__}, which can be read only once; tacit reads the data "
-            "more than once. Pass list(data), or an object whose __iter__ starts at the beginning."
-        )
-    if indexed and not len(source):  # pyright: ignore[reportArgumentType] # map-style data has one
-        raise InputError("data is empty: the data set has no items. Pass at least one example.")
-    if indexed and not _same(source[0], source[0]):
-        raise InputError(
-            "the data set's first item differs between two reads: a random transform is likely. "
-            "Pass it without augmentation, or a fixed copy of its items; to estimate what "
-            "augmentation adds, use difference_equations on two fixed data sets."
-        )
-
-
-def _restarts(batches: Batches, source: Any) -> bool:
-    """Whether a second pass over an iterable begins as the first does, or is as long."""
-    if isinstance(source, Iterable) and iter(source) is iter(source):
-        return False
-    state = torch.get_rng_state()
-    first = next(batches.read(), None)
-    torch.set_rng_state(state)
-    if _same(first, next(batches.read(), None)):
-        return True
-    first_count, second_count = (sum(1 for _ in batches.read()) for _ in range(2))
-    return first_count == second_count
-
-
-def _same(a: Any, b: Any) -> bool:
+def same(a: Any, b: Any) -> bool:
     """Whether two items hold equal numbers; objects without numbers count as equal."""
     if type(a) is not type(b):
         return False
@@ -170,11 +187,11 @@ def _same(a: Any, b: Any) -> bool:
         # Only NaN is unequal to itself; NaN is refused later with its own message.
         return a.shape == b.shape and bool(((a == b) | ((a != a) & (b != b))).all())
     if isinstance(a, Mapping):
-        return all(_same(a[key], b[key]) for key in a)
+        return all(same(a[key], b[key]) for key in a)
     if isinstance(a, int | float):
         return a == b or (a != a and b != b)
     if isinstance(a, list | tuple):
-        return len(a) == len(b) and all(map(_same, a, b))
+        return len(a) == len(b) and all(map(same, a, b))
     return True
 
 
@@ -192,19 +209,64 @@ def slice_batch(batch: Any, part: slice, count: int) -> Any:
     return map_tensors(batch, lambda t: t[part] if t.ndim and len(t) == count else t)
 
 
-def join_batches(a: Any, b: Any, counts: tuple[int, int]) -> Any:
-    """The examples of two batches as one batch; None where their shapes do not fit."""
-    first, second = list(tensors_in(a)), list(tensors_in(b))
-    if [t.shape[1:] for t in first] != [t.shape[1:] for t in second]:
-        return None
-    remaining = iter(second)
+def select_rows(batch: Any, rows: Tensor, count: int, dim: int = 0) -> Any:
+    """Some examples of a batch: the same rows of all tensors and lists with one per example."""
+    if isinstance(batch, list | tuple) and _is_column(batch) and len(batch) == count:
+        return type(batch)(batch[row] for row in rows.tolist())
+    if isinstance(batch, Tensor):
+        fits = batch.ndim > dim and batch.shape[dim] == count
+        return batch.index_select(dim, rows.to(batch.device)) if fits else batch
+    if isinstance(batch, Mapping):
+        changed = copy(batch) if isinstance(batch, MutableMapping) else dict(batch)
+        for key, value in batch.items():
+            changed[key] = select_rows(value, rows, count, dim)
+        return changed
+    if isinstance(batch, list | tuple):
+        values = [select_rows(value, rows, count, dim) for value in batch]
+        return type(batch)(*values) if hasattr(batch, "_fields") else type(batch)(values)
+    return batch
 
-    def join(tensor: Tensor) -> Tensor:
-        other = next(remaining)
-        rows = (len(tensor), len(other)) if tensor.ndim else (-1, -1)
-        return torch.cat([tensor, other]) if rows == counts else tensor
 
-    return map_tensors(a, join)
+def row_count(batch: Any, dim: int = 0) -> int | None:
+    """How many rows all tensors and lists of a batch have in common; None where they differ."""
+    sizes = set(_row_counts(batch, dim))
+    return sizes.pop() if len(sizes) == 1 else None
+
+
+def _row_counts(batch: Any, dim: int) -> Iterator[int | None]:
+    if isinstance(batch, Tensor):
+        if batch.ndim:
+            yield batch.shape[dim] if batch.ndim > dim else None
+    elif isinstance(batch, Mapping | list | tuple):
+        if isinstance(batch, list | tuple) and _is_column(batch):
+            yield len(batch) if dim == 0 else None
+            return
+        for value in batch.values() if isinstance(batch, Mapping) else batch:
+            yield from _row_counts(value, dim)
+    elif not isinstance(batch, str | int | float | None):
+        yield None  # of unknown content
+
+
+def _is_column(values: list[Any] | tuple[Any, ...]) -> bool:
+    """Whether a list holds one plain value per example, such as texts."""
+    return len(values) > 0 and all(isinstance(value, str | int | float) for value in values)
+
+
+def join_batches(a: Any, b: Any) -> Any:
+    """The examples of two batches of one structure as one batch."""
+    if isinstance(a, Tensor):
+        return torch.cat([a, b]) if a.ndim else a
+    if isinstance(a, Mapping):
+        joined = copy(a) if isinstance(a, MutableMapping) else dict(a)
+        for key, value in a.items():
+            joined[key] = join_batches(value, b[key])
+        return joined
+    if isinstance(a, list | tuple):
+        if _is_column(a):
+            return type(a)([*a, *b])
+        values = [join_batches(*values) for values in zip(a, b, strict=True)]
+        return type(a)(*values) if hasattr(a, "_fields") else type(a)(values)
+    return a
 
 
 def map_tensors(batch: Any, function: Callable[[Tensor], Tensor]) -> Any:

@@ -1,19 +1,99 @@
 """Using a model without changing it: parameters are swapped for a call, all state is restored."""
 
+import operator
 import random
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
-from typing import Any, TypeVar
+import sys
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import torch
-from torch import nn
-from torch.func import functional_call
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from tacit.objective.params import Params
+from tacit.errors import InputError
+from tacit.objective.models import (
+    named_buffers,
+    named_modules,
+    named_parameters,
+    named_tensors,
+    walk_modules,
+)
+from tacit.objective.params import Params, Point, shorten
+from tacit.objective.randomness import Generator
 
 Value = TypeVar("Value")
+BatchNorm = Literal["batch", "running"]
+"""Which statistics batch norm normalises with: those of the batch, or the running ones."""
+
+
+def is_batch_norm(module: nn.Module) -> bool:
+    """Whether a module normalises with statistics of its batch or with running ones.
+
+    All kinds of batch norm, and instance norm that keeps running statistics.
+    """
+    return isinstance(module, _BatchNorm) or isinstance(
+        getattr(module, "running_mean", None), torch.Tensor
+    )
+
+
+def check_batch_norm(model: nn.Module, batch_norm: Any) -> BatchNorm | None:
+    """The choice of statistics, checked: a model with batch norm needs one, another has no use.
+
+    Training used the statistics of every batch, inference uses the running ones. The gradients
+    differ, and neither is right for both.
+    """
+    if batch_norm not in (None, "batch", "running"):
+        raise InputError(f"batch_norm is {batch_norm!r}: pass 'batch' or 'running'.")
+    layers = {
+        name: module for name, module in named_modules(model).items() if is_batch_norm(module)
+    }
+    if layers and batch_norm is None:
+        raise InputError(
+            f"the model has batch norm ({shorten(layers)}): choose its statistics. "
+            "Objective(…, batch_norm='batch', batch_size=…) uses those of each batch, as training "
+            "did; batch_norm='running' uses the running ones, as inference does and as fine-tuning "
+            "with frozen batch norm did."
+        )
+    without = without_statistics(model)
+    if without and batch_norm == "running":
+        raise InputError(
+            f"batch_norm='running', but {shorten(without)} keeps no running statistics: it always "
+            "uses those of the batch. Pass batch_norm='batch'."
+        )
+    frozen = [n for n, m in layers.items() if not m.training] if model.training else []
+    if batch_norm == "batch" and 0 < len(frozen) < len(layers):
+        raise InputError(
+            f"{shorten(frozen)} is in eval mode and other batch-norm layers are in training mode: "
+            "one choice cannot hold for both. Replace frozen layers by "
+            "torchvision.ops.FrozenBatchNorm2d, or call model.eval() to use one choice for all."
+        )
+    return batch_norm if layers or batch_norm == "batch" else None
+
+
+def without_statistics(model: nn.Module) -> list[str]:
+    """The batch-norm layers that keep no running statistics."""
+    layers = named_modules(model).items()
+    return [n for n, m in layers if is_batch_norm(m) and getattr(m, "running_mean", None) is None]
+
+
+def running_statistics(model: nn.Module) -> list[str]:
+    """The names of the buffers that batch norm's running statistics are in."""
+    names = dict.fromkeys(
+        f"{layer}.{name}" if layer else name
+        for layer, module in named_modules(model).items()
+        if is_batch_norm(module)
+        for name in ("running_mean", "running_var")
+    )
+    return [name for name in named_buffers(model) if name in names]
+
+
+def copy_statistics(model: nn.Module) -> Params:
+    """Copies of batch norm's running statistics, by name."""
+    buffers = named_buffers(model)
+    return {name: buffers[name].clone() for name in running_statistics(model)}
 
 
 def call_with_params(
@@ -24,32 +104,160 @@ def call_with_params(
     Trap: take derivatives inside the function too. Activation checkpointing runs the model a
     second time during backward, and that run must see the same parameters.
     """
-    swapped = {f"model.{n}": p for n, p in params.items()}
-    swapped |= {f"model.{n}": b.clone() for n, b in model.named_buffers()}
-    return functional_call(_Caller(model), swapped, (function,))
-
-
-class _Caller(nn.Module):
-    """A module whose forward hands the user's model to a function.
-
-    `functional_call` swaps parameters only during a module's forward.
-    """
-
-    def __init__(self, model: nn.Module):
-        super().__init__()
-        self.model = model
-
-    def forward(self, function: Callable[[nn.Module], Any]) -> Any:
-        """Call the function on the model."""
-        return function(self.model)
+    with swapped(model, params):
+        return function(model)
 
 
 @contextmanager
-def temporary_mode(model: nn.Module, *, training: bool) -> Iterator[None]:
-    """Set the mode of every module (batch norm stays in eval), and restore modes and buffers.
+def swapped(model: nn.Module, params: Params) -> Iterator[None]:
+    """Swap in other parameters, and copies of the buffers: the model's, or those of a `Point`.
 
-    `functional_call` restores the buffers that it swapped; buffers that a forward pass adds
-    (caches that start as None) are removed here.
+    A tensor is found by its identity, wherever modules hold it: under several names, in shared
+    modules, in lists such as the `_flat_weights` of recurrent layers. Compiled models run without
+    the compiler, whose code cannot be differentiated twice, and distributed ones without
+    communication. Gradient hooks of the parameters are applied, as in training.
+
+    `torch.func.functional_call` swaps a shared module twice, once for each name, and then restores
+    the first swap in place of the parameter.
+    """
+    parameters, buffers = named_tensors(model)
+    given = params.buffers if isinstance(params, Point) else {}
+    replacements = {id(parameters[n]): tensor for n, tensor in params.items()}
+    replacements |= {id(b): given.get(n, b).clone() for n, b in buffers.items()}
+    with ExitStack() as stack:
+        attributes = _Attributes(model)
+        stack.callback(attributes.restore)
+        if "torch._dynamo" in sys.modules:
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
+        for name, tensor in params.items():
+            for hook in _gradient_hooks(parameters[name], tensor):
+                stack.callback(tensor.register_hook(hook).remove)
+        for container, before in attributes.contents:
+            _replace(container, before, replacements)
+        yield
+
+
+def _gradient_hooks(parameter: nn.Parameter, replacement: Tensor) -> list[Callable[..., Any]]:
+    return list((parameter._backward_hooks or {}).values()) if replacement.requires_grad else []
+
+
+def _replace(container: Any, before: Any, replacements: dict[int, Tensor]) -> None:
+    """Replace the entries of a list or dictionary that are one of these objects, by their id."""
+    values = before if isinstance(before, list) else before.values()
+    if not replacements.keys().isdisjoint(map(id, values)):
+        for key, value in enumerate(before) if isinstance(before, list) else before.items():
+            if id(value) in replacements:
+                container[key] = replacements[id(value)]
+    if "require_backward_grad_sync" in before:  # attributes of DistributedDataParallel
+        container |= {"require_backward_grad_sync": False, "require_forward_param_sync": False}
+
+
+class _Attributes:
+    """The attributes of all modules, and the contents of lists and dictionaries among them."""
+
+    def __init__(self, model: nn.Module):
+        kinds = (list, dict, OrderedDict, defaultdict)
+        self.contents: list[tuple[Any, Any]] = []
+        """Containers with a copy of what they hold."""
+        self._empty: list[Any] = []
+        for module in model.modules():
+            attributes = vars(module)
+            self.contents.append((attributes, attributes.copy()))
+            for value in attributes.values():
+                if type(value) in kinds and value:
+                    self.contents.append((value, value.copy()))
+                elif type(value) in kinds:
+                    self._empty.append(value)
+
+    def restore(self) -> None:
+        """Restore the same objects, in the same order."""
+        for container in self._empty:
+            container.clear()
+        for container, before in self.contents:
+            if isinstance(container, list):
+                container[:] = before
+                continue
+            same = map(operator.is_, container.values(), before.values())
+            if container.keys() == before.keys() and all(same):
+                continue
+            for key in container.keys() - before.keys():
+                del container[key]
+            if len(container) < len(before):
+                container.clear()
+            container.update(before)
+
+
+def check_graph(model: nn.Module, loss: Tensor, leaves: Params) -> None:
+    """Refuse a loss that depends on parameters which were not swapped: their gradient is missing.
+
+    Not swapped are references outside of the modules, and parameters that are not registered.
+    """
+    names = {id(p): n for n, p in named_parameters(model).items()}
+    used, swapped_in = leaves_of_graph(loss), {id(tensor) for tensor in leaves.values()}
+    missed = [names[id(tensor)] for tensor in used if id(tensor) in names]
+    if missed:
+        raise InputError(
+            f"the loss uses parameter {missed[0]!r} by a reference outside of the model's modules: "
+            "in a closure, in functools.partial, or in a tensor that was computed from it "
+            "beforehand. Read it from its module, as self.weight, inside of forward."
+        )
+    others = [t for t in used if isinstance(t, nn.Parameter) and id(t) not in swapped_in]
+    if not others:
+        return
+    if not any(id(tensor) in swapped_in for tensor in used):
+        raise InputError(
+            "the loss depends on the parameters of another model and on none of this one: its "
+            "forward was copied from there. Bind it to this model, with types.MethodType."
+        )
+    unregistered = _unregistered_parameters(model)
+    hidden = [unregistered[id(tensor)] for tensor in others if id(tensor) in unregistered]
+    if hidden:
+        raise InputError(
+            f"the loss uses trainable parameters in {hidden[0]!r} that are not registered, so that "
+            "model.parameters() leaves them out: use nn.ModuleList or nn.ParameterList, or call "
+            "requires_grad_(False) on them if they were not trained."
+        )
+
+
+def leaves_of_graph(loss: Tensor) -> list[Tensor]:
+    """The tensors that autograd would accumulate gradients of a loss into."""
+    leaves, nodes, seen = [], [loss.grad_fn], {loss.grad_fn}
+    while nodes:
+        node = nodes.pop()
+        if type(node).__name__ == "CheckpointFunctionBackward":
+            raise InputError(
+                "the model uses activation checkpointing with use_reentrant=True, whose gradients "
+                "exist only inside of backward(): pass use_reentrant=False, which gives the same."
+            )
+        if type(node).__name__ == "AccumulateGrad":
+            leaves.append(getattr(node, "variable"))  # noqa: B009 # torch declares no such attribute
+        following = {parent for parent, _ in getattr(node, "next_functions", ())}
+        nodes += following - seen - {None}
+        seen |= following
+    return leaves
+
+
+def _unregistered_parameters(model: nn.Module) -> dict[int, str]:
+    """The attributes that hold parameters of no module, or modules that are not registered."""
+    found = {}
+    for name, _, module in walk_modules(model):
+        for attribute, value in vars(module).items():
+            values = list(value.values()) if isinstance(value, dict) else value
+            for item in values if isinstance(values, list | tuple) else [value]:
+                parts = item.parameters() if isinstance(item, nn.Module) else [item]
+                found |= {id(part): name + attribute for part in parts}
+    return found
+
+
+@contextmanager
+def temporary_mode(
+    model: nn.Module, *, training: bool, batch_norm: BatchNorm | None = None
+) -> Iterator[None]:
+    """Set the mode of every module, and restore modes and buffers.
+
+    Batch norm is in training mode only where it uses the statistics of the batch.
+
+    Buffers that a forward pass adds (caches that start as None) are removed.
     """
     states = [(module, module.training, dict(module._buffers)) for module in model.modules()]
     recurrent = any(isinstance(module, nn.RNNBase) for module, _, _ in states)
@@ -57,7 +265,7 @@ def temporary_mode(model: nn.Module, *, training: bool) -> Iterator[None]:
     with torch.backends.cudnn.flags(enabled=False) if recurrent else nullcontext():
         try:
             for module, _, _ in states:
-                module.training = training and not isinstance(module, _BatchNorm)
+                module.training = batch_norm == "batch" if is_batch_norm(module) else training
             yield
         finally:
             for module, was_training, buffers in states:
@@ -68,24 +276,25 @@ def temporary_mode(model: nn.Module, *, training: bool) -> Iterator[None]:
 
 @contextmanager
 def restored(model: nn.Module) -> Iterator[Callable[[], None]]:
-    """Restore the model's weights, buffers, gradients and modes at the end.
+    """Restore the model's weights, buffers, gradients, modes and other attributes at the end.
 
     Yields a function that restores them at any time, for several trainings in a row.
     """
     parameters = list(model.parameters())
     tensors = [*parameters, *model.buffers()]
     values = [t.detach().clone() for t in tensors]
-    gradients = [None if p.grad is None else p.grad.clone() for p in parameters]
-    modes = [(module, module.training) for module in model.modules()]
+    gradients = [(p.grad, None if p.grad is None else p.grad.clone()) for p in parameters]
+    attributes = _Attributes(model)
 
     def restore() -> None:
+        attributes.restore()
         with torch.no_grad():
             for tensor, value in zip(tensors, values, strict=True):
                 tensor.copy_(value)
-        for parameter, gradient in zip(parameters, gradients, strict=True):
-            parameter.grad = None if gradient is None else gradient.clone()
-        for module, training in modes:
-            module.training = training
+        for parameter, (gradient, value) in zip(parameters, gradients, strict=True):
+            parameter.grad = gradient
+            if gradient is not None and value is not None:
+                gradient.copy_(value)
 
     try:
         yield restore
@@ -95,10 +304,10 @@ def restored(model: nn.Module) -> Iterator[Callable[[], None]]:
 
 @contextmanager
 def forked_randomness(
-    devices: set[torch.device], generators: tuple[torch.Generator, ...] = ()
+    devices: set[torch.device], generators: Sequence[Generator] = ()
 ) -> Iterator[None]:
     """Restore the random states of torch, numpy, Python and the given generators at the end."""
-    states = [generator.get_state() for generator in generators]
+    states = [_state_of(generator) for generator in generators]
     cuda = sorted({d.index or 0 for d in devices if d.type == "cuda"})
     python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002 # the global state
     try:
@@ -106,6 +315,23 @@ def forked_randomness(
             yield
     finally:
         for generator, state in zip(generators, states, strict=True):
-            generator.set_state(state)
+            _set_state(generator, state)
         random.setstate(python)
         np.random.set_state(numpy)  # noqa: NPY002 # the global state
+
+
+def _state_of(generator: Generator) -> Any:
+    if isinstance(generator, random.Random):
+        return generator.getstate()
+    if isinstance(generator, np.random.Generator):
+        return generator.bit_generator.state
+    return generator.get_state()
+
+
+def _set_state(generator: Generator, state: Any) -> None:
+    if isinstance(generator, random.Random):
+        generator.setstate(state)
+    elif isinstance(generator, np.random.Generator):
+        generator.bit_generator.state = state
+    else:
+        generator.set_state(state)

@@ -8,14 +8,14 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from tacit.errors import InputError
-from tacit.objective.params import Params
+from tacit.objective.params import Params, same_buffers
 
 NO_DEPENDENCE = "the loss does not depend on the parameters: they are detached, or under no_grad."
 
 
 def leaves(params: Params) -> Params:
     """The same values as new leaves of the autograd graph; memory is shared."""
-    return {n: p.detach().requires_grad_() for n, p in params.items()}
+    return same_buffers({n: p.detach().requires_grad_() for n, p in params.items()}, params)
 
 
 def gradient(mean: Tensor, leaves: Params, *, graph: bool = False) -> tuple[Tensor | None, ...]:
@@ -23,6 +23,27 @@ def gradient(mean: Tensor, leaves: Params, *, graph: bool = False) -> tuple[Tens
     if not mean.requires_grad:
         raise InputError(NO_DEPENDENCE)
     return torch.autograd.grad(mean, list(leaves.values()), allow_unused=True, create_graph=graph)
+
+
+def gradient_with_graph(function: Tensor, leaves: Params) -> Sequence[Tensor | None] | None:
+    """The gradient of a penalty, which can be differentiated; None if it can not.
+
+    A function that can be differentiated only once puts an error node into the graph of its
+    gradient if the incoming gradient requires a graph too; otherwise it would look linear. The
+    factor `one` makes the incoming gradient require one.
+    """
+    one = torch.ones((), dtype=torch.float64, requires_grad=True)
+    gradients = gradient(function * one.to(function.device), leaves, graph=True)
+    nodes, visited = [g.grad_fn for g in gradients if g is not None], set()
+    while nodes:
+        node = nodes.pop()
+        if node is None or node in visited:
+            continue
+        visited.add(node)
+        if node.name() == "torch::autograd::Error":
+            return None
+        nodes += [following for following, _ in node.next_functions]
+    return gradients
 
 
 def pull_back(

@@ -1,11 +1,16 @@
 """How the loss of a batch is read: as one mean with its weight, or example by example.
 
-An example is whatever has one loss: a row of the data, or a token in a language model.
+An example is whatever has one loss: a row of the data, or a token in a language model. Where
+examples interact (contrastive losses, batch statistics), only a whole batch has a loss of its own.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+import math
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from inspect import signature
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +24,8 @@ from tacit.objective.randomness import Noise
 Loss = Callable[[Any, Any], Tensor]
 BatchLoss = Callable[..., Tensor | tuple[Tensor, Tensor]]
 """batch_loss(model, batch), or batch_loss(model, batch, noise)."""
+Count = Callable[..., Any]
+"""count(batch), or count(model, batch): how many examples or tokens a batch's mean is over."""
 
 
 class BatchMean(NamedTuple):
@@ -27,6 +34,32 @@ class BatchMean(NamedTuple):
     mean: Tensor
     weight: float
     size: int
+    tokens: "Tokens | None" = None
+
+
+class Tokens(NamedTuple):
+    """What the loss of every token is computed from, to find tokens that the loss ignores."""
+
+    values: Tensor | None
+    """The model's output, or the losses, of which an ignored token's is 0; None if unknown."""
+    are_losses: bool
+    class_dim: int | None = None
+    """The dimension of the output that is not one of tokens, if any."""
+    per_row: float = 1.0
+    """Number of targets per row of the batch."""
+
+    def when_known(self, use: Callable[[Tensor], None]) -> None:
+        """Call use(ignored), a mask over the tokens: now, or when the gradient is computed."""
+        if self.values is None or not self.values.numel():
+            return
+        if self.are_losses:
+            use(self.values.detach() == 0)
+        elif self.values.requires_grad:
+            self.values.register_hook(lambda gradient: use(self._without(gradient)))
+
+    def _without(self, gradient: Tensor) -> Tensor:
+        zero = gradient.detach() == 0
+        return zero if self.class_dim is None else zero.all(self.class_dim)
 
 
 class ExampleOutputs(NamedTuple):
@@ -49,22 +82,24 @@ class MeanLoss:
     """Reads batches (inputs, …, target) with a mean-reduced loss(output, target)."""
 
     function: Loss
+    interacting: ClassVar[bool] = False
 
     def mean(self, model: nn.Module, pair: BatchPair, _: Noise | None) -> BatchMean:
         """The mean loss of a batch."""
         batch, weights = pair
         inputs, target = split_batch(batch)
         output, count = model(*inputs), count_examples(batch)
-        if weights is not None:
-            # Weights need the loss of each example: the mean-reduced loss of a batch of one.
-            return _weighted_mean(_losses_one_by_one(self.function, output, target), weights)
-        mean = self.function(output, target)
+        with broadcasts_refused():
+            if weights is not None:
+                # Weights need the loss of each example: the mean-reduced loss of a batch of one.
+                return _weighted_mean(_losses_one_by_one(self.function, output, target), weights)
+            mean = self.function(output, target)
         if not isinstance(mean, Tensor) or mean.ndim:
             raise InputError(
                 f"loss(output, target) returned {describe(mean)}: a scalar is needed, as with "
                 "reduction='mean'. For one loss per example use Objective.from_batch_loss."
             )
-        return BatchMean(mean, count, count)
+        return BatchMean(mean, count, count, _output_tokens(output, target))
 
     def examples(self, model: nn.Module, pair: BatchPair, _: Noise | None) -> ExampleOutputs:
         """The examples of a batch: row i of the gradient of count·mean by the outputs is ∂ℓ_i/∂f_i.
@@ -111,6 +146,7 @@ class ExampleLosses:
     """Reads batches with batch_loss(model, batch): one loss per example, or (losses, weights)."""
 
     function: BatchLoss
+    interacting: ClassVar[bool] = False
 
     def mean(self, model: nn.Module, pair: BatchPair, noise: Noise | None) -> BatchMean:
         """The mean loss of a batch."""
@@ -120,7 +156,7 @@ class ExampleLosses:
         if losses.dtype.itemsize < 4:
             losses = losses.float()
         mean = losses.mean() if len(losses) else losses.sum()  # a batch of padding has weight 0
-        return BatchMean(mean, len(losses), len(losses))
+        return BatchMean(mean, len(losses), len(losses), Tokens(losses, are_losses=True))
 
     def examples(self, model: nn.Module, pair: BatchPair, noise: Noise | None) -> ExampleOutputs:
         """The examples of a batch."""
@@ -130,8 +166,7 @@ class ExampleLosses:
         self, model: nn.Module, pair: BatchPair, noise: Noise | None
     ) -> tuple[Tensor, Tensor | None]:
         batch, weights = pair
-        function = self.function
-        losses = function(model, batch) if noise is None else function(model, batch, noise)
+        losses = _call(self.function, model, batch, noise)
         if isinstance(losses, tuple) and len(losses) == 2 and isinstance(losses[1], Tensor):
             if weights is not None:
                 raise InputError(
@@ -141,11 +176,83 @@ class ExampleLosses:
         if not isinstance(losses, Tensor) or losses.ndim != 1:
             raise InputError(
                 f"batch_loss(model, batch) returned {describe(losses)}: a 1-D tensor is needed, "
-                "one loss per example or token (reduction='none', padding left out)."
+                "one loss per example or token (reduction='none', padding left out). Where the "
+                "examples of a batch interact, pass interacting=True with one number per batch; "
+                "for a model that returns its mean loss use Objective.from_mean_loss."
             )
         if weights is not None:
             _check_example_weights(losses, weights)
         return losses, weights
+
+
+@dataclass(frozen=True)
+class LossPerBatch:
+    """Reads batches with batch_loss(model, batch): one number per batch.
+
+    A batch has the weight that count gives it, or 1. Only `WholeBatches` reads examples from it.
+    """
+
+    function: BatchLoss
+    count: Count | None = None
+
+    def mean(self, model: nn.Module, pair: BatchPair, noise: Noise | None) -> BatchMean:
+        """The loss of a batch, and its weight."""
+        batch, weights = pair
+        if weights is not None:
+            raise InputError(
+                "weights= has one weight per example, but the loss is one number per batch: apply "
+                "the weights inside the loss."
+            )
+        loss = _call(self.function, model, batch, noise)
+        if not isinstance(loss, Tensor) or loss.numel() != 1:
+            raise InputError(
+                f"the loss of a batch is {describe(loss)}: one number per batch is needed, a "
+                "scalar tensor. For one loss per example use Objective.from_batch_loss without "
+                "interacting=True."
+            )
+        weight = 1.0 if self.count is None else _count_of(self.count, model, batch)
+        return BatchMean(loss.reshape(()), weight, 1)
+
+
+@dataclass(frozen=True)
+class WholeBatches:
+    """Reads every batch of another reader as one example: the batch's mean, with its weight.
+
+    For losses whose examples interact, so that the loss of one example alone does not exist.
+    """
+
+    reader: MeanLoss | ExampleLosses | LossPerBatch
+    equal: bool = False
+    """Whether batches without weights= count equally, as every step of training does."""
+    interacting: bool = True
+    """Whether examples interact; if not, the loss of a batch is the mean over its parts."""
+
+    @property
+    def function(self) -> Callable[..., Any]:
+        """The user's loss."""
+        return self.reader.function
+
+    def mean(self, model: nn.Module, pair: BatchPair, noise: Noise | None) -> BatchMean:
+        """The mean loss of a batch, which counts as one example."""
+        batch_mean = self.reader.mean(model, pair, noise)._replace(size=1)
+        if self.equal and pair[1] is None and batch_mean.weight:
+            return batch_mean._replace(weight=1.0)
+        return batch_mean
+
+    def examples(self, model: nn.Module, pair: BatchPair, noise: Noise | None) -> ExampleOutputs:
+        """The batch as one example."""
+        mean, weight, *_ = self.mean(model, pair, noise)
+        return examples_of_losses(mean[None], torch.tensor([weight], dtype=torch.float64))
+
+
+Reader = MeanLoss | ExampleLosses | WholeBatches
+
+
+def whole_batches(reader: Reader) -> WholeBatches:
+    """The reader with batches as its examples, each with the same weight."""
+    if isinstance(reader, WholeBatches):
+        return replace(reader, equal=True)
+    return WholeBatches(reader, interacting=False, equal=True)
 
 
 def examples_of_losses(losses: Tensor, weights: Tensor | None = None) -> ExampleOutputs:
@@ -181,6 +288,66 @@ def count_examples(batch: Any) -> int:
             "batch. Every tensor needs one row per example."
         )
     return target_sizes[0]
+
+
+def _call(
+    function: BatchLoss, model: nn.Module, batch: Any, noise: Noise | None
+) -> Tensor | tuple[Tensor, Tensor]:
+    with broadcasts_refused():
+        return function(model, batch) if noise is None else function(model, batch, noise)
+
+
+@contextmanager
+def broadcasts_refused() -> Iterator[None]:
+    """Make torch's warning that output and target differ in shape an error."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "Using a target size", UserWarning)
+        try:
+            yield
+        except UserWarning as warning:
+            raise InputError(
+                f"output and target differ in shape, and torch would broadcast them ({warning}): "
+                "give them the same shape, for instance with target.unsqueeze(1)."
+            ) from warning
+
+
+def _output_tokens(output: Any, target: Any) -> Tokens | None:
+    """The outputs by token, where output and target say which dimension is not one of tokens."""
+    if not (isinstance(target, Tensor) and target.numel()):
+        return None
+    per_row = target.numel() / len(target) if target.ndim else 1.0
+    if isinstance(output, Tensor):
+        for dim in (None, 1, -1):
+            shape = list(output.shape)
+            if dim is not None and len(shape) > 1:
+                del shape[dim]
+            if shape == list(target.shape):
+                return Tokens(output, are_losses=False, class_dim=dim, per_row=per_row)
+    return Tokens(None, are_losses=False, per_row=per_row)
+
+
+def check_finite_loss(mean: Tensor, index: int) -> None:
+    """Refuse a loss that is not a finite number."""
+    if not torch.isfinite(mean):
+        raise InputError(
+            f"the loss is {float(mean.detach())} on batch {index} (counted from 0), with finite "
+            "data and parameters: an overflow, or log 0? Use a wider dtype, or a loss from logits."
+        )
+
+
+def _count_of(count: Count, model: nn.Module, batch: Any) -> float:
+    """How many examples or tokens the mean of a batch is over."""
+    try:
+        number = count(batch) if len(signature(count).parameters) == 1 else count(model, batch)
+        value = float(number)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InputError(
+            f"count cannot be read ({error}): pass count(batch) or count(model, batch), the number "
+            "of examples or tokens that the batch's mean is over."
+        ) from error
+    if not 0 <= value < math.inf:
+        raise InputError(f"count is {value} for a batch: a number of examples or tokens is needed.")
+    return value
 
 
 def _losses_one_by_one(loss: Loss, output: Any, target: Any) -> Tensor:

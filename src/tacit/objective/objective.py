@@ -1,6 +1,7 @@
 """A model, a loss and data as functions of the parameters: value, gradient, Hessian products."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Self, TypedDict, Unpack
 
 import torch
@@ -8,8 +9,19 @@ from torch import Tensor, nn
 
 from tacit.errors import InputError, check_choice, check_type, check_whole
 from tacit.objective import derivatives, per_example
-from tacit.objective.batches import open_batches, tensors_in
-from tacit.objective.losses import BatchLoss, ExampleLosses, Loss, MeanLoss, split_batch
+from tacit.objective.batches import needs_batch_size, open_batches, tensors_in
+from tacit.objective.borrowing import BatchNorm, check_batch_norm, running_statistics
+from tacit.objective.losses import (
+    BatchLoss,
+    Count,
+    ExampleLosses,
+    Loss,
+    LossPerBatch,
+    MeanLoss,
+    WholeBatches,
+    split_batch,
+    whole_batches,
+)
 from tacit.objective.params import (
     Params,
     check_params,
@@ -20,7 +32,12 @@ from tacit.objective.params import (
 )
 from tacit.objective.passes import Derivative, Passes, PassResult
 from tacit.objective.per_example import DirectionalDerivatives
-from tacit.objective.randomness import seed_devices, takes_noise
+from tacit.objective.randomness import seed_reading, takes_noise
+from tacit.objective.rereading import check_rereadable, keeps_order
+from tacit.objective.survey import Facts, Survey
+
+BATCH_SIZE = 1024
+"""Rows of data in tensors that go through the model at once, unless batch_size= is passed."""
 
 
 class ObjectiveOptions(TypedDict, total=False):
@@ -31,6 +48,7 @@ class ObjectiveOptions(TypedDict, total=False):
     training: bool
     draws: int
     seed: int
+    batch_norm: BatchNorm | None
 
 
 class Objective:
@@ -45,10 +63,16 @@ class Objective:
         loss: loss(output, target), mean-reduced, as torch's losses are by default.
         data: a tuple of tensors (inputs, …, target), a DataLoader, or an iterable of such batches.
         weights: one weight per example, for data in tensors; L is then the weighted mean.
-        batch_size: how many rows of data in tensors go through the model at once.
-        training: evaluate with dropout and similar layers active (batch norm stays in eval).
+        batch_size: how many rows of data in tensors go through the model at once (1024).
+        training: evaluate with dropout and similar layers active, and with data that is random
+            itself (augmentation) read anew for each draw.
         draws: how many draws of that randomness are averaged.
         seed: draws depend only on (seed, draw, batch).
+        batch_norm: which statistics batch norm uses; a model that has it needs the choice. "batch":
+            those of each batch, as in training. A draw is then also a way to group the examples
+            into batches, and a batch is the unit of scores. "running": the running ones, as in
+            inference and in fine-tuning with frozen batch norm. Points of another time bring
+            theirs, as a state_dict does.
 
     >>> X, y = torch.eye(2), torch.tensor([[1.0], [3.0]])
     >>> model = torch.nn.Linear(2, 1, bias=False)
@@ -57,19 +81,20 @@ class Objective:
     {'weight': tensor([[-1., -3.]], dtype=torch.float64)}
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 # the model, its loss and the data, then keyword options
         self,
         model: nn.Module,
-        loss: Loss | ExampleLosses,
+        loss: Loss | ExampleLosses | WholeBatches,
         data: Any,
         *,
         weights: Tensor | None = None,
-        batch_size: int = 1024,
+        batch_size: int | None = None,
         training: bool = False,
         draws: int = 1,
         seed: int = 0,
+        batch_norm: BatchNorm | None = None,
     ):
-        reader = loss if isinstance(loss, ExampleLosses) else MeanLoss(loss)
+        reader = loss if isinstance(loss, ExampleLosses | WholeBatches) else MeanLoss(loss)
         a_loss = "a function, such as torch.nn.functional.cross_entropy"
         for name, value, kind, needed in (
             ("model", model, nn.Module, "a trained torch.nn.Module"),
@@ -77,23 +102,44 @@ class Objective:
             ("training", training, bool, "True or False"),
         ):
             check_type(name, value, kind, needed)
+        self.batch_norm = check_batch_norm(model, batch_norm)
+        grouped = self.batch_norm == "batch"
+        reader = whole_batches(reader) if grouped else reader
+        if batch_size is None:
+            if (grouped or reader.interacting) and needs_batch_size(data):
+                raise InputError(
+                    "batch_size is missing: the loss depends on which examples share a batch. Pass "
+                    "the batch size of training, or a loader or a list of its batches as data."
+                )
+            batch_size = BATCH_SIZE
         numbers = (("batch_size", batch_size, 1), ("draws", draws, 1), ("seed", seed, 0))
         for name, number, least in numbers:
             check_whole(name, number, least)
         self.model, self.data, self.weights = model, data, weights
         self.training, self.draws, self.seed = training, draws, seed
-        self.loss: Loss | None = reader.function if isinstance(reader, MeanLoss) else None
+        inner = reader.reader if isinstance(reader, WholeBatches) else reader
+        self.loss: Loss | None = inner.function if isinstance(inner, MeanLoss) else None
         """The loss(output, target) it was made with; None after `from_batch_loss`."""
         self.paired: bool = self.loss is None and takes_noise(reader.function, training, draws)
         """Whether batch_loss takes its noise, so that draws 2j and 2j+1 are mirror images."""
         self.loss_name: str = getattr(reader.function, "__name__", type(reader.function).__name__)
-        batches = open_batches(data, weights, batch_size)
-        averaged = draws if training else 1
-        self._passes = Passes(
-            model, reader, batches, self.loss_name, training, averaged, seed, self.paired
-        )
+        batches = open_batches(data, weights, batch_size, shuffled=grouped)
+        devices = {p.device for p in model.parameters()}
+        streamed = batches.source is not None
+        self._redraws = streamed and check_rereadable(batches, devices, training=training)
+        passes = Passes(
+            model, reader, batches, self.loss_name, training, draws, seed, self.paired,
+            batch_norm=self.batch_norm, redraws_data=self._redraws or grouped,
+        )  # fmt: skip
+        self.regroups: bool = grouped and passes.regroups()
+        """Whether draws differ in which examples share a batch."""
+        self.random: bool = training or self.regroups
+        """Whether draws differ: in dropout and the like, or in which examples share a batch."""
+        _check_draws(draws, fixed=grouped and not self.random)
+        self._passes = passes if self.random else replace(passes, draws=1)
         self._probe = self._passes.check(self.point(), data)
         self._count: int | None = None
+        self._facts = Facts()
 
     @classmethod
     def from_batch_loss(
@@ -101,6 +147,8 @@ class Objective:
         model: nn.Module,
         batch_loss: BatchLoss,
         data: Any,
+        *,
+        interacting: bool = False,
         **options: Unpack[ObjectiveOptions],
     ) -> Self:
         """An objective from batch_loss(model, batch) -> losses, 1-D, one per example or token.
@@ -110,11 +158,46 @@ class Objective:
         also return (losses, weights); L is then the weighted mean. With training=True it may take
         (model, batch, noise): the technique's noise as a `Noise`, mirrored in pairs of draws.
 
-        The options are those of `Objective`: weights, batch_size, training, draws, seed.
+        With interacting=True it returns one number per batch. It is for losses in which the loss of
+        an example depends on the others of its batch, as in contrastive learning: L is the mean
+        over batches, `count` is the number of batches, and error bars resample batches.
+
+        The options are those of `Objective`: weights, batch_size, training, draws, seed,
+        batch_norm.
         """
-        for name in options:
-            check_choice("an option of from_batch_loss", name, ObjectiveOptions.__annotations__)
-        return cls(model, ExampleLosses(batch_loss), data, **options)
+        check_type("interacting", interacting, bool, "True or False")
+        whole = WholeBatches(LossPerBatch(batch_loss))
+        loss = whole if interacting else ExampleLosses(batch_loss)
+        return cls(model, loss, data, **_check_options("from_batch_loss", options))
+
+    @classmethod
+    def from_mean_loss(
+        cls,
+        model: nn.Module,
+        batch_mean: BatchLoss,
+        data: Any,
+        *,
+        count: Count,
+        **options: Unpack[ObjectiveOptions],
+    ) -> Self:
+        """An objective from batch_mean(model, batch), the mean loss of a batch as a scalar.
+
+        For models that return their own mean loss, as those of Hugging Face (`out.loss`). Batches
+        may hold different numbers of tokens: count(batch), or count(model, batch), is the number
+        that a batch's mean is over, and L = Σ count·mean / Σ count.
+
+        A mean does not tell the losses of its examples apart: scores have one row per batch, and
+        `count` of the objective is the number of batches.
+        """
+        needed = "a function of a batch, the number of examples or tokens that its mean is over"
+        check_type("count", count, Callable, needed)
+        reader = WholeBatches(LossPerBatch(batch_mean, count), interacting=False)
+        return cls(model, reader, data, **_check_options("from_mean_loss", options))
+
+    @property
+    def unit(self) -> str:
+        """What the mean is over, and what error bars resample: "examples" or "batches"."""
+        return "batches" if isinstance(self._passes.loss, WholeBatches) else "examples"
 
     @property
     def params(self) -> Params:
@@ -131,7 +214,8 @@ class Objective:
 
         Frozen parameters and second names of tied ones may be among them if their values agree.
         """
-        return point_of(self.model, params, what=what)
+        statistics = running_statistics(self.model) if self.batch_norm == "running" else ()
+        return point_of(self.model, params, what=what, statistics=statistics)
 
     def value(self, params: Mapping[str, Tensor] | None = None) -> float:
         """L(θ)."""
@@ -141,13 +225,19 @@ class Objective:
         """∇L(θ), in float64."""
         return self.value_and_gradient(params)[1]
 
-    @torch.inference_mode(mode=False)
     def value_and_gradient(
         self, params: Mapping[str, Tensor] | None = None, *, draws: Sequence[int] | None = None
     ) -> tuple[float, Params]:
         """L(θ) and ∇L(θ) in one pass; `draws` selects which draws to average."""
-        result = self._run(self.point(params), derivatives.gradient, draws)
+        result = self.differentiate(params, draws=draws)
         return result.value, result.derivative
+
+    @torch.inference_mode(mode=False)
+    def differentiate(
+        self, params: Mapping[str, Tensor] | None = None, *, draws: Sequence[int] | None = None
+    ) -> PassResult:
+        """L(θ), ∇L(θ) and the names of the parameters that the loss of no batch depends on."""
+        return self._run(self.point(params), derivatives.gradient, draws)
 
     @torch.inference_mode(mode=False)
     def hvp(
@@ -176,6 +266,11 @@ class Objective:
         With one sign s_i per example, Σ s_i w_i ∇ℓ_i is returned too, at no extra cost; the w_i are
         the weights of the examples, or 1.
         """
+        if self.regroups and len(range(self.draws) if draws is None else draws) > 1:
+            raise InputError(
+                "the draws of batch_norm='batch' share their examples, so that the batches of "
+                "several draws are no independent sample: score an objective with draws=1."
+            )
         result = per_example.directional_derivatives(
             self._passes, self.point(params), self._probe, directions, draws=draws, base=base,
             signs=signs,
@@ -209,7 +304,8 @@ class Objective:
         passes, target = self._passes, None
         checked = [self.point(point) for point in points]
         outputs: list[list[Tensor]] = [[] for _ in points]
-        with passes.prepared(training=False), torch.no_grad():
+        # With gradients, because some models differentiate in themselves (forces from energies).
+        with passes.prepared(training=False), torch.enable_grad():
             for batch, _ in passes.read():
                 for params, outputs_here in zip(checked, outputs, strict=True):
                     output = None
@@ -221,7 +317,7 @@ class Objective:
                             "predictions need one tensor model(*inputs), and a loss(output, "
                             "target). Pass outputs=, a function from parameters to predictions."
                         )
-                    outputs_here.append(output)
+                    outputs_here.append(output.detach())
         return [torch.cat(batch_outputs) for batch_outputs in outputs], target
 
     def repeats_order(self, *, shuffled: bool = True) -> bool:
@@ -231,13 +327,14 @@ class Objective:
         the order must be the same under any random state, as labels beside the data require.
         """
         passes, first_batches = self._passes, []
+        if self._redraws:  # what the examples are depends on the random state, their order may not
+            return keeps_order(passes.batches, passes.devices)
         for seed in range(2):
             with passes.prepared(training=False):
                 if not shuffled:
-                    seed_devices(seed, passes.devices)
-                    for generator in passes.batches.generators:
-                        generator.manual_seed(seed)
-                first_batches.append(list(tensors_in(passes.first_batch()[0])))
+                    seed_reading((seed,), passes.devices, passes.batches.generators)
+                batch, _ = passes.first_batch(0 if shuffled else seed)
+                first_batches.append(list(tensors_in(batch)))
         first, second = first_batches
         return len(first) == len(second) and all(map(torch.equal, first, second))
 
@@ -254,6 +351,11 @@ class Objective:
         few examples that the constructor checked are visited.
         """
         passes = self._passes
+        if self._redraws and passes.draws > 1 and not probe:
+            raise InputError(
+                f"the data is drawn anew for each of {passes.draws} draws, and what is computed "
+                "here needs one reading of it: pass an objective of the data without augmentation."
+            )
         with passes.prepared(training=False), torch.enable_grad():
             pairs = [passes.to_model(self._probe)] if probe else passes.read()
             for index, (batch, weights) in enumerate(pairs):
@@ -269,6 +371,9 @@ class Objective:
         return {
             "loss": self.loss_name,
             "examples": self.count,
+            "unit": self.unit,
+            "ignored": self._facts.ignored,
+            "uneven": self._facts.uneven,
             "frozen": sum(p.numel() for p in parameters if not p.requires_grad),
             "tied": len(names) - len(parameters),
             "dtype": ", ".join(sorted(dtypes)),
@@ -279,20 +384,33 @@ class Objective:
         self, params: Params, derivative: Derivative = None, draws: Sequence[int] | None = None
     ) -> PassResult:
         """One pass; data that changed and losses that are not means across batches are refused."""
-        result = self._passes.run(params, derivative, draws)
+        gradient = derivative is derivatives.gradient
+        new = self._count is None or (gradient and not self._facts.tokens_known)
+        interacting = self._passes.loss.interacting
+        first = Survey(count_tokens=gradient) if new and not interacting else None
+        result = self._passes.run(params, derivative, draws, first)
         self._check_count(result.examples)
-        streamed = self._passes.batches.sample is None
-        if self._count is None and self.loss is not None and streamed:
-            self._passes.check_across_batches(self.params, self._probe, result.last_batch)
+        if first is not None:
+            self._facts = self._passes.check_survey(params, first)
         self._count = result.examples
         return result
 
     def _check_count(self, count: int) -> None:
-        if self._count not in (None, count):
+        if not self._redraws and self._count not in (None, count):
             raise InputError(
                 f"the data gave {count} examples, where an earlier pass gave {self._count}: pass "
                 "data that can be read repeatedly and stays the same, such as a list of batches."
             )
+
+
+def _check_draws(draws: int, *, fixed: bool) -> None:
+    """Refuse several draws of what does not change between them."""
+    if draws > 1 and fixed:
+        raise InputError(
+            f"draws={draws}, but every pass over the data has the same batches: pass tensors with "
+            "batch_size=, or a DataLoader with shuffle=True, whose examples a draw can regroup; or "
+            "draws=1."
+        )
 
 
 def check_objective(objective: Objective, *, what: str = "an objective") -> Objective:
@@ -302,3 +420,9 @@ def check_objective(objective: Objective, *, what: str = "an objective") -> Obje
             f"{what} is a {type(objective).__name__}: pass tacit.Objective(model, loss, data)."
         )
     return objective
+
+
+def _check_options(constructor: str, options: ObjectiveOptions) -> ObjectiveOptions:
+    for name in options:
+        check_choice(f"an option of {constructor}", name, ObjectiveOptions.__annotations__)
+    return options

@@ -1,7 +1,9 @@
 """Parameters as a dictionary of named tensors, and scopes that select among them."""
 
+import inspect
 import math
-from collections.abc import Callable, Iterable, Mapping
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -9,22 +11,36 @@ import torch
 from torch import Tensor, nn
 
 from tacit.errors import InputError, check_type
+from tacit.objective.models import all_names, check_supported, named_buffers, named_parameters
 
 Params = dict[str, Tensor]
-Scope = str | Callable[[str], bool] | None
+Scope = str | Collection[str] | Callable[[str], bool] | Callable[[str, Tensor], bool] | None
+"""Which parameters: a name pattern, a list of them, or a predicate of (name) or (name, tensor)."""
 
 ROOT = "(model)"
 """The layer of parameters that the outermost module owns itself."""
 
 
+class Point(Params):
+    """Parameters with the buffers of their time, such as batch norm's running statistics."""
+
+    def __init__(self, params: Mapping[str, Tensor], buffers: Params):
+        super().__init__(params)
+        self.buffers = buffers
+
+
+def same_buffers(params: Params, point: Mapping[str, Tensor]) -> Params:
+    """The parameters with the buffers of another point, if it has any."""
+    return Point(params, point.buffers) if isinstance(point, Point) else params
+
+
 def trainable(model: nn.Module) -> Params:
-    """Parameters with requires_grad=True, tied ones once, as views that share their memory."""
-    for name, parameter in model.named_parameters():
-        if isinstance(parameter, nn.parameter.UninitializedParameter):
-            raise InputError(
-                f"parameter {name!r} of a lazy module has no shape: run one batch through it."
-            )
-    params = {n: p.detach() for n, p in model.named_parameters() if p.requires_grad}
+    """Parameters with requires_grad=True, tied ones once, as views that share their memory.
+
+    Their names are those of the user's own model, without the prefixes of wrappers.
+    """
+    check_supported(model)
+    params = {n: p.detach() for n, p in named_parameters(model).items() if p.requires_grad}
     if not params:
         raise InputError(
             f"{type(model).__name__} has no trainable parameters, with requires_grad=True: "
@@ -39,26 +55,90 @@ def layer_of(name: str) -> str:
     return (module if parametrised else module.rpartition(".")[0])[1:] or ROOT
 
 
-def point_of(model: nn.Module, params: Mapping[str, Tensor] | None, *, what: str) -> Params:
+def point_of(
+    model: nn.Module,
+    params: Mapping[str, Tensor] | None,
+    *,
+    what: str,
+    statistics: Iterable[str] = (),
+) -> Params:
     """The point to evaluate a model at: the given parameters, checked, or the model's current ones.
 
     Frozen parameters and second names of tied ones may be among them if their values agree.
+    Buffers among them belong to the point, as in a state_dict. Those that are named as statistics
+    must be: the model's own are right only for its current parameters.
     """
-    current = trainable(model)
+    current, buffers = trainable(model), named_buffers(model)
+    statistics = {n: buffers[n].detach() for n in statistics}
     if params is None:
         check_finite(current, what="the model's value")
-        return current
+        return Point(current, statistics) if statistics else current
+    given: Params = {}
     if isinstance(params, Mapping):
+        params = own_names(model, {**getattr(params, "buffers", {}), **params})
+        given = {n: _check_buffer(params[n], b) for n, b in buffers.items() if n in params}
         redundant = _redundant_names(model, params)
+        redundant |= {own for own, _, _ in all_names(model, "_buffers")}
         params = {n: p for n, p in params.items() if n not in redundant}
-    return check_params(params, current, what=what)
+    point = check_params(params, current, what=what)
+    missing = [n for n in statistics if n not in given]
+    if missing and not all(_equal(point[n], p) for n, p in current.items()):
+        raise InputError(
+            f"{what} has other weights than the model and no running statistics of its own "
+            f"({shorten(missing)}), which batch_norm='running' needs: pass model.state_dict() of "
+            "that time (a copy), or use batch_norm='batch', which needs none."
+        )
+    given = {**{n: statistics[n] for n in missing}, **given}
+    return Point(point, given) if given else point
+
+
+def _check_buffer(value: Any, buffer: Tensor) -> Tensor:
+    """A buffer's value at another time, with its device and dtype."""
+    if not isinstance(value, Tensor) or value.shape != buffer.shape:
+        raise InputError(
+            f"a buffer is {describe(value)}: pass a tensor of shape {tuple(buffer.shape)}, from "
+            "the state_dict of the same architecture."
+        )
+    return value.detach().to(buffer)
+
+
+def own_names(model: nn.Module, tensors: Mapping[str, Tensor]) -> Params:
+    """Tensors under the names of the user's own model, without the prefixes of any wrapper.
+
+    Given may be the names of the model as it is wrapped, or a state dict of another wrapper around
+    it, such as AveragedModel: then one prefix is common to all its parameters.
+    """
+    names = [name for name, p in named_parameters(model).items() if p.requires_grad]
+    kinds = ("_parameters", "_buffers")
+    aliases = {raw: own for kind in kinds for own, raw, _ in all_names(model, kind)}
+    renamed = {aliases.get(name, name): tensor for name, tensor in tensors.items()}
+    if "n_averaged" not in aliases.values():
+        renamed.pop("n_averaged", None)  # the counter of AveragedModel
+    if all(name in renamed for name in names):
+        return renamed
+    stripped = without_wrappers(tensors)
+    prefixes = [n.removesuffix(names[0]) for n in stripped if n.endswith(f".{names[0]}")]
+    common = [p for p in ["", *prefixes] if all(p + name in stripped for name in names)]
+    if len(common) != 1:
+        return dict(tensors)
+    return {name.removeprefix(common[0]): tensor for name, tensor in stripped.items()}
+
+
+def without_wrappers(tensors: Mapping[str, Tensor]) -> Params:
+    """Tensors without the parts of their names that only wrappers have, where no model is known."""
+    parts = re.compile(r"(^|(?<=\.))(_orig_mod|_checkpoint_wrapped_module)\.")
+    stripped = {parts.sub("", str(name)): tensor for name, tensor in tensors.items()}
+    stripped.pop("n_averaged", None)  # the counter of AveragedModel
+    while stripped and all(name.startswith("module.") for name in stripped):
+        stripped = {name.removeprefix("module."): tensor for name, tensor in stripped.items()}
+    return stripped
 
 
 def _redundant_names(model: nn.Module, params: Mapping[str, Tensor]) -> set[str]:
     """Names of frozen parameters with the model's value, and of tied ones with their owner's."""
-    owners = {id(p): n for n, p in model.named_parameters()}
+    owners = {id(p): n for n, p in named_parameters(model).items()}
     redundant = set()
-    for name, parameter in model.named_parameters(remove_duplicate=False):
+    for name, _, parameter in all_names(model, "_parameters"):
         owner = owners[id(parameter)]
         if name not in params or (parameter.requires_grad and owner == name):
             continue
@@ -73,27 +153,98 @@ def _equal(a: Any, b: Any) -> bool:
     return tensors and a.shape == b.shape and bool((a.to(b) == b).all())
 
 
-def select(names: Iterable[str], scope: Scope, *, what: str) -> tuple[str, ...]:
-    """Names that a scope covers, in their order.
+def matrices(name: str, tensor: Tensor) -> bool:
+    """Whether a tensor has two or more dimensions: as a scope, weights without biases and norms.
 
-    A pattern matches a parameter (`*.bias`) or a module that contains it (`encoder`); a predicate
-    is called with the name. None covers all.
+    >>> import tacit
+    >>> model = nn.Sequential(nn.Linear(3, 3), nn.LayerNorm(3))
+    >>> tuple(tacit.l2(scope=tacit.matrices).bind(dict(model.named_parameters())).active)
+    ('0.weight',)
     """
-    names = tuple(names)
+    return tensor.ndim >= 2
+
+
+def select(
+    params: Mapping[str, Tensor], scope: Scope, *, what: str, whole: bool = True
+) -> tuple[str, ...]:
+    """Names of the parameters that a scope covers, in their order; None covers all.
+
+    A pattern matches a parameter (`*.bias`) or a module that contains it (`encoder`), and a list
+    is what any of its patterns matches. A predicate is called with the name, or with the name and
+    the tensor if it requires two arguments.
+
+    Args:
+        params: the parameters, by name.
+        scope: the scope.
+        what: the argument's name, for messages.
+        whole: whether these are all parameters of a model, so that every pattern of a list must
+            match one.
+    """
     if scope is None:
-        return names
-    needed = "a name pattern such as '*.weight', or a function of a parameter's name"
-    check_type(what, scope, str | Callable, needed)
-    if isinstance(scope, str):
-        chosen = tuple(n for n in names if fnmatchcase(n, scope) or fnmatchcase(n, scope + ".*"))
+        return tuple(params)
+    if isinstance(scope, str) or not callable(scope):
+        chosen = _match(tuple(params), scope, what=what, whole=whole)
     else:
-        chosen = tuple(n for n in names if scope(n))
+        covers = _predicate(scope, what)
+        chosen = tuple(n for n, p in params.items() if covers(n, p))
     if not chosen:
         raise InputError(
-            f"{what}={scope!r} covers no parameter. There are: {shorten(names)}. "
+            f"{what}={scope!r} covers no parameter. There are: {shorten(params)}. "
             "Patterns are matched against whole names, as in '*.weight'."
         )
     return chosen
+
+
+NEEDED_SCOPE = (
+    "a name pattern such as '*.weight', a list of patterns, or a function of a parameter's name or "
+    "of (name, tensor), such as tacit.matrices"
+)
+
+
+def _match(names: tuple[str, ...], scope: Any, *, what: str, whole: bool) -> tuple[str, ...]:
+    """Names that a pattern, or any pattern of a list, matches."""
+    check_type(what, scope, Collection, NEEDED_SCOPE)
+    patterns = (scope,) if isinstance(scope, str) else tuple(scope)
+    matches = {}
+    for pattern in patterns:
+        check_type(f"an entry of {what}", pattern, str, NEEDED_SCOPE)
+        matches[pattern] = {
+            n for n in names if fnmatchcase(n, pattern) or fnmatchcase(n, pattern + ".*")
+        }
+    unmatched = [repr(pattern) for pattern, matched in matches.items() if not matched]
+    if whole and unmatched and len(patterns) > 1:
+        raise InputError(
+            f"{what}: {shorten(unmatched)} of the list matches no parameter. There are: "
+            f"{shorten(names)}. Patterns are matched against whole names, as in '*.weight'."
+        )
+    covered = set().union(*matches.values())
+    return tuple(n for n in names if n in covered)
+
+
+def _predicate(scope: Callable[..., Any], what: str) -> Callable[[str, Tensor], Any]:
+    """A predicate as a function of (name, tensor), whichever of the two it requires."""
+    if isinstance(scope, type | nn.Module):
+        kind = scope.__name__ if isinstance(scope, type) else type(scope).__name__
+        raise InputError(f"{what} is the module or class {kind}: pass {NEEDED_SCOPE}.")
+    try:
+        signature = inspect.signature(scope)
+    except ValueError:  # some built-in functions have none
+        return lambda name, _: scope(name)
+    # A second argument with a default is the predicate's own, as in lambda name, layer=layer: ….
+    required = [
+        p
+        for p in signature.parameters.values()
+        if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+    ]
+    arguments = ("name", "tensor")[: max(1, len(required))]
+    try:
+        signature.bind(*arguments)
+    except TypeError as error:
+        raise InputError(
+            f"{what} is a function {signature}, which cannot be called with {arguments} ({error}): "
+            f"pass {NEEDED_SCOPE}."
+        ) from error
+    return scope if len(arguments) == 2 else lambda name, _: scope(name)
 
 
 def check_params(params: Mapping[str, Tensor], reference: Params, *, what: str) -> Params:
@@ -177,15 +328,15 @@ def coarsest_dtype(*tensors: Tensor) -> torch.dtype:
     return max(dtypes, key=lambda dtype: torch.finfo(dtype).eps)
 
 
-def perturb_last_digit(params: Params) -> Params:
-    """Every entry moved up or down at random by one epsilon of the coarsest dtype in use."""
-    eps = torch.finfo(coarsest_dtype(*params.values())).eps
+def perturb_last_digit(params: Params, eps: float | None = None) -> Params:
+    """Every entry moved up or down at random by one epsilon, of the coarsest dtype in use."""
+    eps = torch.finfo(coarsest_dtype(*params.values())).eps if eps is None else eps
     generator = torch.Generator().manual_seed(0)
     perturbed = {}
     for name, p in params.items():
         up = torch.randint(0, 2, (p.numel(),), generator=generator, dtype=torch.int8).view(p.shape)
         perturbed[name] = p * (1 + (2 * up.to(p.device, p.dtype) - 1) * eps)
-    return perturbed
+    return same_buffers(perturbed, params)
 
 
 def fingerprint(params: Mapping[str, Tensor]) -> tuple[float, ...]:

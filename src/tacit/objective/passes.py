@@ -7,19 +7,42 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from tacit.errors import InputError
-from tacit.objective import batches, derivatives
+from tacit.objective import batches, derivatives, survey
 from tacit.objective.batches import Batches, BatchPair
-from tacit.objective.borrowing import call_with_params, forked_randomness, temporary_mode
-from tacit.objective.losses import BatchMean, ExampleLosses, MeanLoss, count_examples
-from tacit.objective.params import Params, check_finite, coarsest_dtype, float64_zeros
+from tacit.objective.borrowing import (
+    BatchNorm,
+    call_with_params,
+    check_graph,
+    forked_randomness,
+    temporary_mode,
+    without_statistics,
+)
+from tacit.objective.losses import (
+    BatchMean,
+    LossPerBatch,
+    MeanLoss,
+    Reader,
+    WholeBatches,
+    check_finite_loss,
+    count_examples,
+)
+from tacit.objective.params import (
+    Params,
+    Point,
+    check_finite,
+    float64_zeros,
+    same_buffers,
+)
 from tacit.objective.randomness import Noise, seed_draw
+from tacit.objective.survey import Facts, Survey
 
 Item = TypeVar("Item")
 Value = TypeVar("Value")
@@ -40,7 +63,8 @@ class PassResult(NamedTuple):
     derivative: Params
     """In float64; empty if none was asked for."""
     examples: int
-    last_batch: Any
+    unreached: tuple[str, ...] = ()
+    """Parameters without a derivative, that is, None, in every batch."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,7 +72,7 @@ class Passes:
     """How to run passes over the data: the model, its loss, the batches and the randomness."""
 
     model: nn.Module
-    loss: MeanLoss | ExampleLosses
+    loss: Reader
     batches: Batches
     label: str
     training: bool
@@ -57,6 +81,10 @@ class Passes:
     seed: int
     paired: bool
     """Whether the loss takes its noise as an argument, mirrored in pairs of draws."""
+    batch_norm: BatchNorm | None = None
+    """Which statistics batch norm uses; None for a model without batch norm."""
+    redraws_data: bool = False
+    """Whether the data is read anew for each draw, with its randomness seeded by (seed, draw)."""
 
     @property
     def devices(self) -> set[torch.device]:
@@ -67,21 +95,38 @@ class Passes:
     def prepared(self, *, training: bool) -> Iterator[None]:
         """Set the model's mode and fork the random state; both are restored."""
         forked = forked_randomness(self.devices, self.batches.generators)
-        with forked, temporary_mode(self.model, training=training):
+        with forked, temporary_mode(self.model, training=training, batch_norm=self.batch_norm):
             yield
 
-    def read(self) -> Iterator[BatchPair]:
+    def readings(self, draws: Sequence[int] | None = None) -> list[Sequence[int]]:
+        """The draws that each reading of the data serves: all of them, or one each."""
+        draws = range(self.draws) if draws is None else draws
+        return [[draw] for draw in draws] if self.redraws_data else [draws]
+
+    def read(self, draw: int = 0) -> Iterator[BatchPair]:
         """Batches and their weights, checked, on the model's device."""
-        pairs = track(self.batches.read(), total=self.batches.length, label=self.label)
+        source = self.batches.read
+        if self.redraws_data:
+            numbers = (self.seed, draw // 2 if self.paired else draw)  # mirrored pairs share it
+            source = partial(self.batches.redraw, numbers, self.devices)
+        pairs = track(source(), total=self.batches.length, label=self.label)
         for index, pair in enumerate(pairs):
             batch, weights = self.to_model(pair)
+            if self.batch_norm == "batch" and batches.row_count(batch) == 1:
+                raise InputError(batches.ONE_EXAMPLE.format(f"batch {index} (counted from 0)"))
             # Batches of any structure may hold -inf, in additive attention masks.
-            batches.check_batch_finite(batch, index, masks=isinstance(self.loss, ExampleLosses))
+            batches.check_batch_finite(batch, index, masks=not isinstance(self.loss, MeanLoss))
             yield batch, weights
 
-    def first_batch(self) -> BatchPair:
+    def regroups(self) -> bool:
+        """Whether the examples of the first batch depend on the draw."""
+        with self.prepared(training=False):
+            batches_of_draws = [self.first_batch(draw)[0] for draw in range(2)]
+        return not batches.same(*batches_of_draws)
+
+    def first_batch(self, draw: int = 0) -> BatchPair:
         """The first batch and its weights."""
-        first = next(self.read(), None)
+        first = next(self.read(draw), None)
         if first is None:
             raise InputError("data is empty: it yields no batch. Pass at least one example.")
         return first
@@ -97,20 +142,36 @@ class Passes:
         """The value of use(model, noise); a draw depends only on (seed, draw, batch)."""
         if self.training and draw is not None:
             seed_draw(self.seed, draw, index, self.devices)
+        if self.batch_norm == "running" and not isinstance(params, Point):
+            raise InputError(
+                "a point came without its running statistics, which batch_norm='running' needs: "
+                "pass what Objective.point returns."
+            )
         noise = Noise(self.seed, draw or 0, index) if self.paired else None
         return call_with_params(self.model, params, lambda model: use(model, noise))
 
     def differentiate(
-        self, params: Params, pair: BatchPair, derivative: Derivative, draw: int | None, index: int
+        self,
+        params: Params,
+        pair: BatchPair,
+        derivative: Derivative,
+        draw: int | None,
+        index: int,
+        first: Survey | None = None,
     ) -> tuple[BatchMean, Sequence[Tensor | None]]:
-        """The mean loss of one batch, in one draw, and its derivative."""
-        leaves = params if derivative is None else derivatives.leaves(params)
+        """The mean loss of one batch, in one draw, and its derivative; neither has a graph."""
+        leaves = derivatives.leaves(params)  # some losses differentiate in themselves
 
         def read(model: nn.Module, noise: Noise | None):
             batch_mean = self.loss.mean(model, pair, noise)
+            if first is not None:
+                first.see(pair[0], batch_mean.tokens)
             return batch_mean, () if derivative is None else derivative(batch_mean.mean, leaves)
 
-        return self.call(leaves, read, draw=draw, index=index)
+        batch_mean, vectors = self.call(leaves, read, draw=draw, index=index)
+        if derivative is not None and index == 0:
+            check_graph(self.model, batch_mean.mean, leaves)
+        return batch_mean._replace(mean=batch_mean.mean.detach(), tokens=None), vectors
 
     def batch_mean(self, params: Params, pair: BatchPair, draw: int | None = None) -> BatchMean:
         """The mean loss of one batch."""
@@ -136,23 +197,36 @@ class Passes:
         return self.call(params, read, draw=draw, index=index)
 
     def run(
-        self, params: Params, derivative: Derivative, draws: Sequence[int] | None
+        self,
+        params: Params,
+        derivative: Derivative,
+        draws: Sequence[int] | None,
+        first: Survey | None = None,
     ) -> PassResult:
-        """One pass: the means over batches of the loss and of its derivative."""
-        draws = range(self.draws) if draws is None else draws
+        """One pass: the means over batches of the loss and of its derivative.
+
+        The first pass has a survey, which collects what is to be checked.
+        """
+        readings = self.readings(draws)
         sums = {} if derivative is None else float64_zeros(params)
-        value, total_weight, count, batch = 0.0, 0.0, 0, None
-        with self.prepared(training=self.training), torch.set_grad_enabled(derivative is not None):
-            for index, pair in enumerate(self.read()):
-                batch, weight, size = pair[0], 0.0, 0
-                for draw in draws:
-                    batch_mean, vectors = self.differentiate(params, pair, derivative, draw, index)
-                    mean, weight, size = batch_mean
-                    check_finite_loss(mean, index)
-                    value += float(mean.detach()) * weight / len(draws)
-                    _add(sums, vectors, weight / len(draws))
-                    del vectors  # the next backward pass needs the memory
-                total_weight, count = total_weight + weight, count + size
+        unreached = dict.fromkeys(sums)
+        value, total_weight, count = 0.0, 0.0, 0
+        with self.prepared(training=self.training), torch.enable_grad():
+            for draws_here in readings:
+                count, shares = 0, len(draws_here) * len(readings)
+                for index, pair in enumerate(self.read(draws_here[0])):
+                    weight, size = 0.0, 0
+                    for draw in draws_here:
+                        (mean, weight, size, _), vectors = self.differentiate(
+                            params, pair, derivative, draw, index, first
+                        )
+                        check_finite_loss(mean, index)
+                        value += float(mean.detach()) * weight / shares
+                        _add(sums, vectors, weight / shares, unreached)
+                        del vectors  # the next backward pass needs the memory
+                    total_weight, count = total_weight + weight / len(readings), count + size
+                    if first is not None and survey.is_due(index):
+                        self.check_mean_loss(params, pair[0])
         if not total_weight:
             raise InputError(
                 f"the data gave {count} examples of total weight 0: tacit reads the data more than "
@@ -161,7 +235,37 @@ class Passes:
         for tensor in sums.values():
             tensor.div_(total_weight)
         check_finite(sums, what="the derivative of the loss")
-        return PassResult(value / total_weight, sums, count, batch)
+        return PassResult(value / total_weight, sums, count, tuple(unreached))
+
+    def check_survey(self, params: Params, first: Survey) -> Facts:
+        """Check the examples that the first pass collected; the facts that the pass showed."""
+        for examples, _ in first.rare_examples.values():
+            self.check_mean_loss(params, examples)
+        ignored = first.ignored / max(first.tokens, 1)
+        if ignored > survey.MIN_IGNORED:
+            # A loss may be flat at this point (a margin that is kept), but not at all points.
+            with self.prepared(training=False), torch.enable_grad():
+                here, *elsewhere = (
+                    self._ignored_tokens(point, first.with_ignored)
+                    for point in (params, *survey.random_points(params))
+                )
+            always = torch.stack([here, *elsewhere]).all(0)
+            ignored *= float(always.sum()) / max(1, int(here.sum()))
+        return Facts(ignored, len(first.row_sizes) > 1, first.counts_tokens)
+
+    def _ignored_tokens(self, params: Params, batch: Any) -> Tensor:
+        """Which tokens of a batch the loss does not depend on, as a mask."""
+        masks: list[Tensor] = []
+
+        def read(model: nn.Module, noise: Noise | None) -> None:
+            mean, _, _, tokens = self.loss.mean(model, (batch, None), noise)
+            if tokens is not None:
+                tokens.when_known(masks.append)
+                if not masks and tokens.values is not None:
+                    torch.autograd.grad(mean, tokens.values)
+
+        self.call(derivatives.leaves(params), read)
+        return masks[0] if masks else torch.zeros(0, dtype=torch.bool)
 
     def check(self, params: Params, data: Any) -> BatchPair:
         """Check data, model and loss on the probe, and return it.
@@ -169,17 +273,19 @@ class Passes:
         Refused are data that cannot be read repeatedly, a loss that is not deterministic and, if
         it should be one, a loss that is not a mean over examples.
         """
-        with self.prepared(training=self.training), torch.no_grad():
-            batches.check_rereadable(self.batches, data)
+        with self.prepared(training=self.training), torch.enable_grad():
             probe = self._choose_probe()
-            self._check_deterministic(params, probe)
-        if isinstance(self.loss, MeanLoss):
-            self.check_mean_loss(params, probe[0])
+            copies = same_buffers({n: p.clone() for n, p in params.items()}, params)
+            self._check_deterministic(copies, probe)
+            _check_unwritten(copies, params)
+        self.check_mean_loss(params, probe[0])
         return probe
 
     def _choose_probe(self) -> BatchPair:
         """Examples spread over the data where that is cheap, else the first of the first batch."""
         first = self.first_batch()
+        if isinstance(self.loss, WholeBatches):
+            return first
         sample = None if self.batches.sample is None else self.batches.sample(PROBE_EXAMPLES)
         if sample is not None:
             return self.to_model(sample)
@@ -210,34 +316,57 @@ class Passes:
             )
 
     def check_mean_loss(self, params: Params, batch: Any) -> None:
-        """Refuse a loss that is not a mean over the examples of this batch, in eval mode."""
-        with self.prepared(training=False), torch.no_grad():
-            whole = self.batch_mean(params, (batch, None))
-            check_finite_loss(whole.mean, 0)
-            again = self.batch_mean(params, (batch, None)) if self.training else whole
-            if not again.mean.isclose(whole.mean):
-                return  # noise that eval mode does not stop: halves cannot be compared
+        """Refuse a loss that is not a mean over the examples of this batch, in eval mode.
 
-            def evaluate(part: slice) -> Tensor:
-                examples = batches.slice_batch(batch, part, whole.size)
-                return self.batch_mean(params, (examples, None)).mean
+        A loss that takes its noise cannot be compared: its noise differs on a part of a batch.
+        """
+        if self.loss.interacting or self.paired:
+            return
+        if isinstance(self.loss, WholeBatches) and self.batch_norm == "batch":
+            # A part of a batch has other statistics; with running ones it can be compared.
+            if not without_statistics(self.model):
+                reader = self.loss.reader
+                reader = self.loss if isinstance(reader, LossPerBatch) else reader
+                replace(self, loss=reader, batch_norm=None).check_mean_loss(params, batch)
+            return
+        with self.prepared(training=False), torch.enable_grad():
+            survey.check_mean_loss(
+                self._evaluate_part, params, batch,
+                by_row=isinstance(self.loss, MeanLoss), repeatable=not self.training,
+            )  # fmt: skip
 
-            precision = coarsest_dtype(whole.mean, *params.values())
-            check_mean_reduced(evaluate, whole.size, precision=precision)
+    def _evaluate_part(
+        self, params: Params, batch: Any, differentiate: bool
+    ) -> tuple[BatchMean, Sequence[Tensor | None]]:
+        """The mean loss of a batch; on demand its gradient, which is empty if there is none."""
 
-    def check_across_batches(self, params: Params, probe: BatchPair, last: Any) -> None:
-        """Refuse class weights and padding that show only between batches that differ."""
-        first, (last, _) = self.to_model(probe[0]), first_examples((last, None))
-        mixed = batches.join_batches(first, last, (count_examples(first), count_examples(last)))
-        if mixed is not None:
-            self.check_mean_loss(params, mixed)
+        def gradient(mean: Tensor, leaves: Params) -> Sequence[Tensor | None]:
+            return derivatives.gradient(mean, leaves) if mean.requires_grad else ()
+
+        return self.differentiate(
+            params, (batch, None), gradient if differentiate else None, None, index=1
+        )
 
     def check_rows_are_examples(self, params: Params, probe: BatchPair) -> None:
         """Refuse outputs whose first dimension equals the batch size only by coincidence."""
         if isinstance(self.loss, MeanLoss) and (count := count_examples(probe[0])) > 1:
             half = batches.slice_batch(self.to_model(probe), slice(count // 2), count)
-            with torch.no_grad():
-                self.examples(params, lambda examples: None, half, draw=0)
+            self.examples(params, lambda examples: None, half, draw=0)
+
+
+def _check_unwritten(copies: Params, params: Params) -> None:
+    """Refuse a model or loss that wrote into the parameters (copies of them) that it was run with.
+
+    Views of the model's own memory are used later on, and the loss is no function of θ alone.
+    """
+    for name, copy in copies.items():
+        versions = 0 if copy.is_inference() else copy._version
+        if versions or not torch.equal(copy, params[name]):
+            raise InputError(
+                f"the forward pass or the loss writes into parameter {name!r}: max_norm= of an "
+                "embedding, clipping or rescaling of weights in forward, or weights that the loss "
+                "moves in place. Set max_norm=None; constrain weights after optimizer.step()."
+            )
 
 
 def first_examples(pair: BatchPair) -> BatchPair:
@@ -245,51 +374,14 @@ def first_examples(pair: BatchPair) -> BatchPair:
     return batches.slice_batch(pair, slice(PROBE_EXAMPLES), count_examples(pair[0]))
 
 
-def _add(sums: Params, vectors: Sequence[Tensor | None], weight: float) -> None:
-    for total, vector in zip(sums.values(), vectors, strict=True):
+def _add(
+    sums: Params, vectors: Sequence[Tensor | None], weight: float, unreached: dict[str, None]
+) -> None:
+    """Add a batch's derivative to the sums, and take the parameters that have one off the list."""
+    for (name, total), vector in zip(sums.items(), vectors, strict=True):
         if vector is not None:
             total.add_(vector.to(total.device), alpha=weight)
-
-
-def check_finite_loss(mean: Tensor, index: int) -> None:
-    """Refuse a loss that is not a finite number."""
-    if not torch.isfinite(mean):
-        raise InputError(
-            f"the loss is {float(mean.detach())} on batch {index} (counted from 0), with finite "
-            "data and parameters: an overflow, or log 0? Use a wider dtype, or a loss from logits."
-        )
-
-
-def check_mean_reduced(
-    evaluate: Callable[[slice], Tensor], count: int, *, precision: torch.dtype
-) -> None:
-    """Refuse a loss whose value on a batch is not the mean over its two halves.
-
-    Only means over examples can be streamed and averaged exactly. Sums, class-weighted means and
-    means over tokens without padding are not means over examples.
-    """
-    if count < 2:
-        return
-    middle = count // 2
-    whole, head, tail = (
-        float(evaluate(part).detach())
-        for part in (slice(0, count), slice(0, middle), slice(middle, count))
-    )
-    mean = (middle * head + (count - middle) * tail) / count
-    slack = torch.finfo(precision).eps ** 0.6 * max(abs(whole), abs(head), abs(tail))
-    if abs(whole - mean) <= slack:
-        return
-    if abs(whole - (head + tail)) <= slack:
-        raise InputError(
-            f"the loss of a batch of {count} is the sum of its halves' losses ({whole:.6g}): it "
-            "is sum-reduced. Pass a loss with reduction='mean'."
-        )
-    raise InputError(
-        f"the loss of a batch of {count} is {whole:.6g}, the mean over its two halves {mean:.6g}: "
-        "not a mean over examples. Likely causes: shapes that broadcast, as (n, 1) and (n,), class "
-        "weights, ignored tokens, or examples that interact. Use Objective.from_batch_loss with "
-        "one loss per example or token."
-    )
+            unreached.pop(name, None)
 
 
 def track(items: Iterable[Item], *, total: int | None, label: str) -> Iterator[Item]:

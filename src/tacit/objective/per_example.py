@@ -20,8 +20,9 @@ from tacit.errors import InputError
 from tacit.objective import derivatives
 from tacit.objective.batches import BatchPair
 from tacit.objective.losses import ExampleOutputs, examples_of_losses
-from tacit.objective.params import Params, float64_zeros, to_float64
+from tacit.objective.params import Params, float64_zeros, same_buffers, to_float64
 from tacit.objective.passes import Passes
+from tacit.objective.rereading import check_draws_align
 
 
 class DirectionalDerivatives(NamedTuple):
@@ -145,6 +146,38 @@ def directional_derivatives(
     Directions are read by index once per batch and draw, so that they can be made on demand. With
     one sign per example, the signed sum of all gradients is accumulated in the same pass.
     """
+    _check_directions(params, directions, base)
+    draws, leaves = range(passes.draws) if draws is None else draws, derivatives.leaves(params)
+    if passes.redraws_data and passes.draws > 1:
+        check_draws_align(passes.batches, passes.devices)
+    first_order = _FirstOrder(leaves, directions, _SignedSum(signs, params, len(draws)))
+
+    second_order = None
+    if base is not None:
+        second_order = partial(_second_order, leaves=leaves, directions=directions, base=base)
+
+    def of_batch(evaluate: Evaluate) -> tuple[Tensor, Tensor | None]:
+        if second_order is None:
+            return first_order.of_batch(evaluate)
+        return evaluate(leaves, second_order)
+
+    prepared = passes.prepared(training=passes.training)
+    with prepared, derivatives.math_attention(), torch.enable_grad():
+        passes.check_rows_are_examples(params, probe)
+        readings = [
+            _read_examples(passes, draws_here, of_batch, first_order.signed_sum, len(draws))
+            for draws_here in passes.readings(draws)
+        ]
+    joined, weights = _sum_readings(readings)
+    if not torch.isfinite(joined).all():
+        raise InputError(
+            "derivatives of single examples are not finite, with a finite mean loss: they overflow "
+            "the model's dtype. Evaluate in a wider one."
+        )
+    return DirectionalDerivatives(joined, weights, first_order.signed_sum.sums)
+
+
+def _check_directions(params: Params, directions: Sequence[Params], base: Params | None) -> None:
     if not len(directions):
         raise InputError("directions is empty: pass at least one, a dictionary of named tensors.")
     for name, tensor in (*directions[0].items(), *(base or {}).items()):
@@ -153,34 +186,6 @@ def directional_derivatives(
                 f"a direction has {name!r} of shape {tuple(tensor.shape)}, which does not fit the "
                 "model's parameters. Pass tensors with the names and shapes of Objective.params."
             )
-    draws, leaves = range(passes.draws) if draws is None else draws, derivatives.leaves(params)
-    first_order = _FirstOrder(leaves, directions, _SignedSum(signs, params, len(draws)))
-    values: list[Tensor] = []
-    weights_by_batch: list[Tensor | None] = []
-    prepared = passes.prepared(training=passes.training)
-    with prepared, derivatives.math_attention(), torch.enable_grad():
-        passes.check_rows_are_examples(params, probe)
-        for index, pair in enumerate(passes.read()):
-            total, weights = torch.zeros(()), None
-            for draw in draws:
-                evaluate = partial(passes.examples, pair=pair, draw=draw, index=index)
-                batch_values, weights = (
-                    first_order.of_batch(evaluate)
-                    if base is None
-                    else evaluate(leaves, lambda e: _second_order(e, leaves, directions, base))
-                )
-                total = total + batch_values / len(draws)
-            first_order.signed_sum.examples_seen += len(total)
-            values.append(total)
-            weights_by_batch.append(weights)
-    joined = torch.cat(values)
-    if not torch.isfinite(joined).all():
-        raise InputError(
-            "derivatives of single examples are not finite, with a finite mean loss: they overflow "
-            "the model's dtype. Evaluate in a wider one."
-        )
-    weights = _join_weights(values, weights_by_batch)
-    return DirectionalDerivatives(joined, weights, first_order.signed_sum.sums)
 
 
 def derivatives_of_terms(terms: Tensor, leaves: Params, directions: Sequence[Params]) -> Tensor:
@@ -246,7 +251,8 @@ def _dual_params(params: Params, direction: Params) -> Params:
         # Its first use loads decompositions through a compiler that torch calls deprecated.
         warnings.simplefilter("ignore", DeprecationWarning)
         tangents = {n: direction[n].to(p) for n, p in detached.items() if n in direction}
-        return detached | {n: forward_ad.make_dual(detached[n], t) for n, t in tangents.items()}
+        detached |= {n: forward_ad.make_dual(detached[n], t) for n, t in tangents.items()}
+        return same_buffers(detached, params)
 
 
 def _pull_back(
@@ -282,6 +288,50 @@ def _row_products(a: Tensor, b: Tensor) -> Tensor:
 def _scale_rows(factors: Tensor, tensors: Sequence[Tensor]) -> list[Tensor]:
     """Every row of every tensor times its example's factor."""
     return [factors.view(-1, *[1] * (t.ndim - 1)).to(t) * t for t in tensors]
+
+
+def _read_examples(
+    passes: Passes,
+    draws: Sequence[int],
+    of_batch: Callable[[Evaluate], tuple[Tensor, Tensor | None]],
+    signed_sum: _SignedSum,
+    all_draws: int,
+) -> tuple[Tensor, Tensor | None]:
+    """One reading: the sum over its draws, divided by the number of all draws; the weights."""
+    values: list[Tensor] = []
+    weights_by_batch: list[Tensor | None] = []
+    signed_sum.examples_seen = 0
+    for index, pair in enumerate(passes.read(draws[0])):
+        total, weights = torch.zeros(()), None
+        for draw in draws:
+            evaluate = partial(passes.examples, pair=pair, draw=draw, index=index)
+            batch_values, weights = of_batch(evaluate)
+            total = total + batch_values / all_draws
+        signed_sum.examples_seen += len(total)
+        values.append(total)
+        weights_by_batch.append(weights)
+    return torch.cat(values), _join_weights(values, weights_by_batch)
+
+
+def _sum_readings(
+    readings: Sequence[tuple[Tensor, Tensor | None]],
+) -> tuple[Tensor, Tensor | None]:
+    """The sum over readings of the same examples, and the examples' weights."""
+    (joined, weights), *others = readings
+    for values, other_weights in others:
+        same_weights = (
+            weights is other_weights
+            if weights is None or other_weights is None
+            else weights.equal(other_weights)
+        )
+        if values.shape != joined.shape or not same_weights:
+            raise InputError(
+                f"the data gave {len(values)} examples in one draw and {len(joined)} in another, "
+                "or other weights: derivatives of single examples need the same examples, in the "
+                "same order and with the same weights, in every draw."
+            )
+        joined = joined + values
+    return joined, weights
 
 
 def _join_weights(values: list[Tensor], weights: list[Tensor | None]) -> Tensor | None:

@@ -1,7 +1,14 @@
-"""Randomness by explicit seeds: draws of a technique's noise, in mirrored pairs."""
+"""Randomness by explicit seeds: a technique's noise in mirrored pairs, and that of the data."""
 
 import inspect
-from collections.abc import Callable
+import random
+import site
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from types import BuiltinMethodType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -9,6 +16,15 @@ import torch
 from torch import Tensor
 
 from tacit.errors import InputError
+
+Generator = torch.Generator | np.random.Generator | np.random.RandomState | random.Random
+"""A generator of random numbers that data may have for itself."""
+INSTALLED = (*site.getsitepackages(), str(Path(inspect.__file__).parent))
+"""Folders of installed packages, whose methods draw from global generators or from attributes."""
+MOST_OBJECTS = 2000
+"""Number of objects in which generators are looked for."""
+MOST_PARTS = 256
+"""Length of the longest list in which generators are looked for: longer ones are data."""
 
 
 class Noise:
@@ -93,6 +109,98 @@ def seed_devices(seed: int, devices: set[torch.device]) -> None:
     for device in devices:
         if device.type == "cuda":
             torch.cuda.default_generators[device.index or 0].manual_seed(seed)
+
+
+def seed_reading(
+    numbers: Sequence[int], devices: set[torch.device], generators: Sequence[Generator]
+) -> None:
+    """Seed all that data may draw from while it is read: torch, numpy, Python, its generators.
+
+    The order of the examples and their random transforms then depend only on the numbers.
+    """
+    number = _seed_from(*numbers, 2)
+    seed_devices(number, devices)
+    random.seed(number)
+    np.random.seed(number % 2**32)  # noqa: NPY002 # the global state
+    for index, generator in enumerate(generators):
+        _seed_generator(generator, _seed_from(*numbers, 3 + index))
+
+
+def _seed_generator(generator: Generator, seed: int) -> None:
+    if isinstance(generator, torch.Generator):
+        generator.manual_seed(seed)
+    elif isinstance(generator, np.random.Generator):
+        generator.bit_generator.state = type(generator.bit_generator)(seed).state
+    else:
+        generator.seed(seed if isinstance(generator, random.Random) else seed % 2**32)
+
+
+def find_generators(owner: Any) -> tuple[Generator, ...]:
+    """Generators that an object (a loader, a data set) may draw from.
+
+    They are looked for in attributes, short lists, transforms and samplers, in the variables that
+    functions enclose, and among the global variables that functions and methods name.
+    """
+    generators, seen = [], {}
+    waiting = deque([owner])
+    while waiting and len(seen) < MOST_OBJECTS:
+        item = waiting.popleft()
+        if id(item) in seen:
+            continue
+        seen[id(item)] = item  # referenced, so that no other object gets its id
+        if isinstance(item, Generator) and not isinstance(item, random.SystemRandom):
+            generators.append(item)
+        else:
+            waiting.extend(_parts_of(item))
+    return tuple(generators)
+
+
+def _parts_of(item: Any) -> Iterable[Any]:
+    """Objects inside an object that may hold a generator."""
+    if isinstance(item, dict | list | tuple | set):
+        parts = item.values() if isinstance(item, dict) else item
+        return list(parts) if len(parts) <= MOST_PARTS else ()
+    if isinstance(item, MethodType):
+        return item.__self__, item.__func__
+    if isinstance(item, BuiltinMethodType):  # such as the method `random` of a generator
+        return (item.__self__,)
+    if isinstance(item, partial):
+        return item.func, item.args, item.keywords
+    if isinstance(item, FunctionType):
+        return _parts_of_function(item)
+    if isinstance(item, Tensor | type | ModuleType | torch.Generator):
+        return ()
+    # A loader's iterator over running worker processes is not a part of the data.
+    attributes = [value for name, value in _attributes(item).items() if name != "_iterator"]
+    methods = [
+        value
+        for kind in type(item).__mro__
+        for value in vars(kind).values()
+        if isinstance(value, FunctionType) and not value.__code__.co_filename.startswith(INSTALLED)
+    ]
+    return [*attributes, *methods]
+
+
+def _attributes(item: Any) -> dict[str, Any]:
+    attributes = getattr(item, "__dict__", None)
+    return attributes if isinstance(attributes, dict) else {}
+
+
+def _parts_of_function(function: FunctionType) -> Iterable[Any]:
+    """What a function encloses, and the generators and functions of its module that it names."""
+    for cell in function.__closure__ or ():
+        with suppress(ValueError):  # a variable that has no value yet
+            yield cell.cell_contents
+    yield from function.__defaults__ or ()
+    codes = [function.__code__]
+    while codes:
+        code = codes.pop()
+        codes += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
+        for name in code.co_names:
+            value = function.__globals__.get(name)
+            same_module = getattr(value, "__globals__", None) is function.__globals__
+            if isinstance(value, Generator) or (isinstance(value, FunctionType) and same_module):
+                yield value
 
 
 def _seed_from(*numbers: int) -> int:

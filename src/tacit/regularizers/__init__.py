@@ -7,6 +7,7 @@ from tacit.regularizers.elementwise import distance_to, l1, l2, smooth_l1
 from tacit.regularizers.family import Columns, Regularizer, join_columns, layerwise
 from tacit.regularizers.matrices import group_l2, nuclear_norm
 from tacit.regularizers.quadratic import diagonal, symmetric
+from tacit.regularizers.weight_decay import metric_ridge, optimizer_penalties
 
 __all__ = [
     "Columns",
@@ -20,7 +21,9 @@ __all__ = [
     "l1",
     "l2",
     "layerwise",
+    "metric_ridge",
     "nuclear_norm",
+    "optimizer_penalties",
     "regularizer",
     "smooth_l1",
     "symmetric",

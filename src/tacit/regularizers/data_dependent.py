@@ -1,19 +1,25 @@
 """Penalties that depend on data: values streamed over it, and the squared gradient norm."""
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from tacit.errors import check_type
+from tacit.errors import InputError, check_type
+from tacit.objective import derivatives
 from tacit.objective.objective import Objective
-from tacit.objective.params import Params, Scope, select
-from tacit.regularizers.family import Columns, Regularizer, whole_column
+from tacit.objective.params import Params, Scope, select, shorten
+from tacit.regularizers.family import Columns, Regularizer, weighted_gradient, whole_column
 
 
 def gradient_norm(
-    objective: Objective, *, scope: Scope = None, name: str = "gradient_norm"
+    objective: Objective,
+    *,
+    scope: Scope = None,
+    name: str = "gradient_norm",
+    known: Mapping[Regularizer, float] | None = None,
 ) -> Regularizer:
     """Squared norm of the loss gradient, R(θ) = ‖∇L(θ)‖², with gradient 2 H ∇L.
 
@@ -30,22 +36,29 @@ def gradient_norm(
         objective: the objective whose gradient is penalised.
         scope: which rows the column covers; the norm is always over all parameters.
         name: the name that the strength is listed under.
+        known: penalties that training applied, with their strengths, to penalise the gradient of
+            L + Σ known instead: that is what steps on L + Σ known add. By default none, or those
+            of trajectory equations whose reference follows the flow of L + Σ known.
     """
     needed = "the tacit.Objective whose gradient is penalised"
     check_type("the objective of gradient_norm", objective, Objective, needed)
+    example = "a dictionary from penalty to strength, as in {tacit.l2(): 5e-5}"
+    check_type("known", known, Mapping | None, example)
 
     def in_scope(params: Params) -> tuple[str, ...]:
         return select(params, scope, what=f"scope of {name}")
 
+    loss = _LossWithKnown(objective, known or {})
+
     def gradient(params: Params) -> Params:
-        product = objective.hvp(objective.gradient(params), params)
+        product = loss.hvp(loss.gradient(params), params)
         return {n: 2 * product[n] for n in in_scope(params)}
 
     def bind(params: Params) -> Columns:
         return whole_column(name, gradient(params))
 
     def squared_norm(params: Params) -> Tensor:
-        total = sum(g.square().sum() for g in objective.gradient(params).values())
+        total = sum(g.square().sum() for g in loss.gradient(params).values())
         return torch.as_tensor(total).reshape(1)
 
     def pull_back(params: Params, cotangent: Tensor) -> Params:
@@ -56,15 +69,68 @@ def gradient_norm(
 
     def influence(params: Params, directions: Sequence[Params]) -> Tensor:
         # With g = ∇L, example i changes ⟨2Hg, v⟩ by 2⟨(H_i − H)g, v⟩ + 2⟨H(g_i − g), v⟩. The terms
-        # without i are shared by all examples; the others are 2 D²ℓ_i[v, g] and 2 Dℓ_i[Hv].
+        # without i are shared by all examples; the others are 2 D²ℓ_i[v, g] and 2 Dℓ_i[Hv]. Known
+        # penalties are in g and H, and the same for all examples.
         scoped = [{n: v[n] for n in in_scope(params) if n in v} for v in directions]
         zeros = {n: torch.zeros_like(p) for n, p in params.items()}
-        products = [objective.hvp(zeros | v, params) for v in scoped]
-        second = objective.directional_derivatives(scoped, params, base=objective.gradient(params))
+        products = [loss.hvp(zeros | v, params) for v in scoped]
+        second = objective.directional_derivatives(scoped, params, base=loss.gradient(params))
         first = objective.directional_derivatives(products, params)
         return 2 * (second.values + first.values).unsqueeze(2)
 
-    return Regularizer(name, bind, value, influence=influence, objective=objective)
+    with_known = partial(_gradient_norm_with, objective, scope, name) if known is None else None
+    return Regularizer(
+        name, bind, value, influence=influence, objective=objective, with_known=with_known
+    )
+
+
+def _gradient_norm_with(
+    objective: Objective, scope: Scope, name: str, known: Mapping[Regularizer, float]
+) -> Regularizer:
+    return gradient_norm(objective, scope=scope, name=name, known=known)
+
+
+class _LossWithKnown(NamedTuple):
+    """L + Σ s_k R_k, with two derivatives."""
+
+    objective: Objective
+    known: Mapping[Regularizer, float]
+
+    def gradient(self, params: Params) -> Params:
+        """∇L + Σ s_k ∇R_k."""
+        gradient = self.objective.gradient(params)
+        if not self.known:
+            return gradient
+        penalties = weighted_gradient(self.known, params)
+        return {n: g + penalties[n].to(g) for n, g in gradient.items()}
+
+    def hvp(self, direction: Params, params: Params) -> Params:
+        """The Hessian of L + Σ s_k R_k times a direction."""
+        product = self.objective.hvp(direction, params)
+        if not self.known:
+            return product
+        penalties = _penalty_product(self.known, params, direction)
+        return {n: p + penalties[n].to(p) for n, p in product.items()}
+
+
+def _penalty_product(
+    penalties: Mapping[Regularizer, float], params: Params, direction: Params
+) -> Params:
+    """Σ s_k ∇²R_k(θ)·direction, by double backward."""
+    leaves = derivatives.leaves(params)
+    with torch.enable_grad():
+        total = torch.stack([s * r.value(leaves)[0] for r, s in penalties.items()]).sum()
+        gradients = derivatives.gradient_with_graph(total, leaves)
+    if gradients is None:
+        raise InputError(
+            f"gradient_norm needs second derivatives of the known penalties "
+            f"({shorten(r.name for r in penalties)}), and one can be differentiated only once: "
+            "pass gradient_norm(objective, known={}) to leave them out of it."
+        )
+    pairs = zip(gradients, direction.values(), strict=True)
+    product = derivatives.pull_back(pairs, list(leaves.values()))
+    zeros = {n: torch.zeros_like(p) for n, p in params.items()}
+    return zeros | {n: p for n, p in zip(leaves, product, strict=True) if p is not None}
 
 
 class StreamedValue(torch.autograd.Function):

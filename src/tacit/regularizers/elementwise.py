@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tacit.errors import InputError, check_type
-from tacit.objective.params import Params, Scope, check_finite, to_float64
+from tacit.objective.params import Params, Scope, check_finite, to_float64, without_wrappers
 from tacit.regularizers.family import EntrywiseFunction, Regularizer, TensorGradient, separable
 
 
@@ -19,7 +19,7 @@ def l2(*, scope: Scope = None, name: str = "l2") -> Regularizer:
     The sum runs over all parameters, biases included, unless a scope limits it.
 
     Trap: there is no factor ½. Torch's `weight_decay=w` is the penalty (w/2)‖θ‖², which is
-    strength w/2 here.
+    strength w/2 here, for SGD and Adam. For AdamW it is not: see `optimizer_penalties`.
 
     >>> params = {"w": torch.tensor([1.0, -2.0])}
     >>> l2().gradient(params)
@@ -82,6 +82,7 @@ def distance_to(
         what = f"the reference of distance_to for {tensor_name!r}"
         check_type(what, tensor, Tensor, "a tensor, as in torch.as_tensor(…)")
     reference: Params = {n: t.detach().clone() for n, t in params.items()}
+    reference = without_wrappers(reference) | reference
     check_finite(reference, what="the reference value")
 
     def covers(theta: Tensor, tensor_name: str) -> bool:

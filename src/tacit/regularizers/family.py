@@ -4,7 +4,7 @@ Also what applies to every family: joining columns, families that are sums over 
 splitting such a family by layer.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Literal, NamedTuple
@@ -96,6 +96,10 @@ class Regularizer:
             change of ⟨∇R_j, v⟩ with each example, for every direction v, up to a constant shared
             by all examples; shape (examples, directions, columns).
         objective: for a penalty that depends on data, the objective that it is computed from.
+        in_metric: for a penalty in an optimizer's metric, in_metric(metric) returns the same one in
+            the metric of another time.
+        with_known: for a penalty of L's own gradient, with_known(known) returns the same penalty of
+            L + Σ known, for trajectories whose reference follows that flow.
     """
 
     name: str
@@ -106,6 +110,10 @@ class Regularizer:
     entrywise: EntrywiseFunction | None = field(default=None, repr=False)
     influence: Callable[[Params, Sequence[Params]], Tensor] | None = field(default=None, repr=False)
     objective: Objective | None = field(default=None, repr=False)
+    in_metric: Callable[[Params], "Regularizer"] | None = field(default=None, repr=False)
+    with_known: Callable[[Mapping["Regularizer", float]], "Regularizer"] | None = field(
+        default=None, repr=False
+    )
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name.strip():
@@ -151,6 +159,26 @@ def join_columns(families: Sequence[Columns]) -> Columns:
     return Columns(names, active, rows, kinks)
 
 
+def check_one_strength(known: Regularizer, strengths: int) -> None:
+    """Refuse a known penalty of several strengths."""
+    if strengths != 1:
+        raise InputError(
+            f"known penalty {known.name!r} has {strengths} coefficients: known= takes penalties of "
+            "one strength."
+        )
+
+
+def weighted_gradient(penalties: Mapping[Regularizer, float], params: Params) -> Params:
+    """Σ s_k ∇R_k(θ) of penalties with one strength each, in float64."""
+    total = float64_zeros(params)
+    for regularizer, strength in penalties.items():
+        columns = list(regularizer.gradient(params).values())
+        check_one_strength(regularizer, len(columns))
+        for name, entries in columns[0].items():
+            total[name].add_(entries, alpha=strength)
+    return total
+
+
 def whole_column(name: str, gradient: Params) -> Columns:
     """One column from a gradient that is in memory as whole tensors."""
     return Columns(
@@ -178,13 +206,14 @@ def separable(
         covers: covers(tensor, tensor_name) tells whether the penalty is defined for a tensor.
     """
 
-    def covered(params: Params) -> tuple[str, ...]:
-        in_scope = select(params, scope, what=f"scope of {name}")
+    def covered(params: Params, *, whole: bool = True) -> tuple[str, ...]:
+        in_scope = select(params, scope, what=f"scope of {name}", whole=whole)
         tensor_names = tuple(n for n in in_scope if covers(params[n], n))
         if not tensor_names:
             raise InputError(
-                f"{name} is defined for none of the parameters in its scope: it needs tensors of "
-                "two or more dimensions. Widen its scope, or leave it out."
+                f"{name} is defined for none of the parameters in its scope: penalties of matrices "
+                "need two or more dimensions, metric_ridge parameters that the optimizer trained. "
+                "Widen its scope, or leave it out."
             )
         return tensor_names
 
@@ -203,7 +232,8 @@ def separable(
         )
 
     def total(params: Params) -> Tensor:
-        return torch.stack([value(params[n], n) for n in covered(params)]).sum().reshape(1)
+        in_scope = covered(params, whole=False)  # `layerwise` passes only one layer's parameters
+        return torch.stack([value(params[n], n) for n in in_scope]).sum().reshape(1)
 
     return Regularizer(name, bind, total, separable=True)
 
@@ -243,4 +273,7 @@ def layerwise(family: Regularizer | Callable[[], Regularizer]) -> Regularizer:
             layers.setdefault(layer_of(tensor_name), {})[tensor_name] = params[tensor_name]
         return torch.cat([base.value(layer_params) for layer_params in layers.values()])
 
-    return replace(base, bind=bind, value=value, separable=False)
+    split = replace(base, bind=bind, value=value, separable=False)
+    if (in_metric := base.in_metric) is not None:
+        split = replace(split, in_metric=lambda metric: layerwise(in_metric(metric)))
+    return split

@@ -55,6 +55,8 @@ class Scores:
     """Sentences for the basis of the error bars: which columns were treated as fixed."""
     design_varies: bool = False
     """Whether columns of the design are means over the scored examples."""
+    unit: str = "examples"
+    """What was scored: examples, or the batches of a loss whose examples interact."""
 
     @property
     def count(self) -> int:
@@ -168,12 +170,12 @@ class Scores:
         """What the error bars were made from, in words."""
         count, population = self._weighted_count, self.population
         if population is None:
-            text = f"{count:,} examples of an infinite population"
+            text = f"{count:,} {self.unit} of an infinite population"
         elif population > count:
-            text = f"{count:,} of {population:,} examples"
+            text = f"{count:,} of {population:,} {self.unit}"
         else:
-            text = f"all {count:,} examples of the population: nothing was sampled, so there is no "
-            text += "sampling error"
+            text = f"all {count:,} {self.unit} of the population: nothing was sampled, so there is "
+            text += "no sampling error"
         if self.clusters is not None:
             text += f", in {int(self.clusters.max()) + 1:,} clusters"
         return "; ".join([text, *self.notes])

@@ -55,7 +55,7 @@ def score_examples(
         fit: a fit of endpoint or difference equations at one point. For a difference, the technique
             and plain objectives must have the same examples in the same order.
         population: number of examples these were drawn from, at random without replacement; by
-            default infinite.
+            default infinite. Where a batch is the unit, infinite or the number of batches.
         clusters: one label per example, where examples with the same label (one patient, one
             document) are not independent of each other.
     """
@@ -75,7 +75,8 @@ def score_examples(
     mean, deviations = mean_and_deviations(derivatives.values, weights)
     check_strengths(linear_fit, directions, mean[:count], deviations[:, :count])
     labels = _cluster_indices(clusters, len(deviations))
-    population_size = _population_size(population, derivatives)
+    unit = setting.objective.unit
+    population_size = _population_size(population, derivatives, unit)
     values = torch.zeros(len(deviations), len(free), dtype=torch.float64)
     values[:, free] = deviations[:, :count]
     covariance, probe_covariance = (
@@ -107,6 +108,7 @@ def score_examples(
         inflation=linear_fit.inflation,
         notes=notes,
         design_varies=bool(shifts.any()),
+        unit=unit,
     )
 
 
@@ -155,7 +157,7 @@ def _mean_over_groups(
 ) -> DirectionalDerivatives:
     """Derivatives averaged over groups of draws, each group with equal weight, as in the target."""
     draws = []
-    if objective.training:
+    if objective.random:
         draws = split_draws(objective.draws, groups, paired=objective.paired)
     if len({len(group) for group in draws}) < 2:  # the mean over equal groups is that over all
         return objective.directional_derivatives(directions, params, signs=signs)
@@ -169,12 +171,17 @@ def _mean_over_groups(
     return DirectionalDerivatives(values, parts[0].weights, mean)
 
 
-def _population_size(population: Any, derivatives: DirectionalDerivatives) -> int | None:
+def _population_size(population: Any, derivatives: DirectionalDerivatives, unit: str) -> int | None:
     """The population as an int; None if infinite. NumPy integers and floats (4e4) are accepted."""
     if population is None or population == math.inf:
         return None
     weights = derivatives.weights
     count = len(derivatives.values) if weights is None else int((weights > 0).sum())
+    if unit == "batches" and population != count:
+        raise InputError(
+            f"population is {population!r}, but the unit here is a batch, and there are {count}: "
+            f"pass {count} if the model was trained on exactly these, or math.inf."
+        )
     is_number = isinstance(population, Real) and not isinstance(population, bool)
     if not is_number or not float(population).is_integer() or population < count:
         raise InputError(

@@ -15,7 +15,7 @@ from torch import Tensor
 from tacit.errors import InputError, check_number
 from tacit.fitting.error_bars import ErrorBars, mark_undetermined
 from tacit.fitting.fits import Fit
-from tacit.objective.params import Params
+from tacit.objective.params import Params, same_buffers
 from tacit.regularizers import Regularizer
 from tacit.uncertainty.directions import build_directions
 from tacit.uncertainty.krylov import KrylovSpace
@@ -124,6 +124,11 @@ def stationary_error_bars(
     """
     linear_fit = linear_fit_of(fit, "stationary_error_bars")
     objective, bound = linear_fit.origin.setting.objective, linear_fit.bound
+    if objective.unit == "batches":
+        raise InputError(
+            "the examples of a batch interact here, so that the noise of a step is not that of "
+            "single examples: use average_epochs for error bars of training."
+        )
     if linear_fit.origin.setting.mode == "difference":
         raise InputError(
             "the fit is of difference equations, which are written at fixed weights: training has "
@@ -232,7 +237,7 @@ def _penalised_loss(linear_fit: LinearFit) -> tuple[PenalisedObjective, list[str
             evaluated = [(r.value(params), strengths) for r, strengths in terms]
             return no_penalty(params) + sum((v * s.to(v)).sum() for v, s in evaluated)
 
-        return PenalisedObjective(objective, value)
+        return PenalisedObjective(objective, value, same_buffers({}, bound.params))
 
     smooth, notes = [], []
     for term in terms:
@@ -242,6 +247,6 @@ def _penalised_loss(linear_fit: LinearFit) -> tuple[PenalisedObjective, list[str
             smooth.append(term)
         except NoHessianError:
             notes.append(f"the curvature of {term[0].name} left out")
-    if objective.training:
+    if objective.random:
         notes.append(f"noise of a mean over {objective.draws} draws of the objective")
     return total(smooth), notes

@@ -15,7 +15,7 @@ from tacit.objective.objective import Objective, check_objective
 from tacit.objective.params import Params, norm
 from tacit.regularizers import Regularizer
 from tacit.validation import curvature
-from tacit.validation.penalised import NoHessianError, PenalisedObjective, penalty
+from tacit.validation.penalised import NoHessianError, PenalisedObjective, held_params, penalty
 
 Verdict = Literal[
     "strongly convex",
@@ -105,14 +105,16 @@ def certify(
             Lanczos.
     """
     point = check_objective(objective, what="objective").point(params)
-    function = PenalisedObjective(objective, penalty(regularizers, strengths))
+    loss = objective.differentiate(point)
+    held = held_params(strengths, loss.unreached, point)
+    function = PenalisedObjective(objective, penalty(regularizers, strengths), held)
     theta = function.flatten(point)
     residual = function.value_and_gradient(theta)[1]
-    _check_smooth(regularizers, point)
+    _check_smooth(regularizers, point, held)
     generator = torch.Generator().manual_seed(seed)
     smallest = curvature.smallest_eigenvalue(function, theta, generator)
     quadratic = curvature.is_quadratic(function, theta, generator)
-    gradient_norm = norm(objective.gradient(point))
+    gradient_norm = norm(loss.derivative)
     rounding = 10 * math.hypot(*objective.rounding(point).values())
     epsilon, mu = float(residual.norm()), smallest.value
     along_flat = float((smallest.vectors.T @ residual).norm())
@@ -133,9 +135,11 @@ def certify(
     return Certificate(verdict, mu, epsilon, distance, gap, smallest.method, f"{message}.")
 
 
-def _check_smooth(regularizers: Regularizer | Sequence[Regularizer], params: Params) -> None:
+def _check_smooth(
+    regularizers: Regularizer | Sequence[Regularizer], params: Params, held: Params
+) -> None:
     columns = check_candidates(regularizers, None).bind(params).columns
-    for name in columns.active:
+    for name in [n for n in columns.active if n not in held]:
         mask = columns.kinks(name, slice(0, params[name].numel()))
         if mask is not None and mask.any():
             raise NoHessianError(

@@ -1,8 +1,7 @@
 """The penalised objective f = L + R: the penalty R that a fit describes, and f with derivatives."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -12,7 +11,7 @@ from tacit.errors import InputError, check_number, check_type
 from tacit.fitting.fits import Fit
 from tacit.objective import derivatives
 from tacit.objective.objective import Objective
-from tacit.objective.params import Params, shorten, to_float64
+from tacit.objective.params import Params, same_buffers, shorten, to_float64
 from tacit.regularizers import Regularizer
 
 Penalty = Callable[[Params], Tensor]
@@ -102,6 +101,18 @@ def known_penalty(
     return penalty([r for r in estimated if r.name in known], known)
 
 
+def held_params(
+    strengths: Fit | Mapping[str, float], unreached: Sequence[str], point: Params
+) -> Params:
+    """Parameters that retraining leaves as they are, because only the penalty reaches them.
+
+    For a fit they are those of them that have no equations.
+    """
+    sources = strengths.sources if isinstance(strengths, Fit) else ()
+    held = {n: point[n] for n in unreached if all(n in source.unreached for source in sources)}
+    return same_buffers(held, point)
+
+
 def _check_names(strengths: Mapping[str, float], columns: Sequence[str]) -> None:
     missing = [n for n in columns if n not in strengths]
     unknown = [n for n in strengths if n not in set(columns)]
@@ -121,6 +132,8 @@ class PenalisedObjective:
 
     objective: Objective
     penalty: Penalty
+    held: Params = field(default_factory=dict)
+    """Parameters that are no part of θ and keep these values; with them the buffers of all θ."""
 
     @property
     def epsilon(self) -> float:
@@ -129,17 +142,20 @@ class PenalisedObjective:
 
     def flatten(self, params: Mapping[str, Tensor]) -> Tensor:
         """Parameters as one vector, copied."""
-        tensors = [params[n].detach() for n in self.objective.params]
+        tensors = [params[n].detach() for n in self.objective.params if n not in self.held]
         return torch.cat([to_float64(tensor).cpu().flatten() for tensor in tensors])
 
     def unflatten(self, theta: Tensor) -> Params:
         """The vector as parameters in float64, on the model's device if that supports float64."""
         params = self.objective.params
-        parts = theta.split([p.numel() for p in params.values()])
-        return {
-            n: part.reshape(p.shape).to("cpu" if p.device.type == "mps" else p.device)
-            for (n, p), part in zip(params.items(), parts, strict=True)
+        free = {n: p for n, p in params.items() if n not in self.held}
+        parts = dict(zip(free, theta.split([p.numel() for p in free.values()]), strict=True))
+        tensors = {n: to_float64(self.held[n]) if n in self.held else parts[n] for n in params}
+        placed = {
+            n: tensors[n].reshape(p.shape).to("cpu" if p.device.type == "mps" else p.device)
+            for n, p in params.items()
         }
+        return same_buffers(placed, self.held)
 
     def value_and_gradient(self, theta: Tensor) -> tuple[float, Tensor]:
         """f(θ) and ∇f(θ)."""
@@ -159,20 +175,19 @@ class PenalisedObjective:
         """
         params = self.unflatten(theta)
         leaves = derivatives.leaves(params)
-        # A function that can be differentiated only once puts an error node into the graph of its
-        # gradient if the incoming gradient requires a graph too; otherwise it would look linear.
-        # The factor `one` makes the incoming gradient require one.
-        one = torch.ones((), dtype=torch.float64, requires_grad=True)
         with torch.enable_grad():
-            penalty = self.penalty(leaves)
-            scaled = penalty * one.to(penalty.device)
-            gradients = derivatives.gradient(scaled, leaves, graph=True)
-        _check_twice_differentiable([g.grad_fn for g in gradients if g is not None])
+            gradients = derivatives.gradient_with_graph(self.penalty(leaves), leaves)
+        if gradients is None:
+            raise NoHessianError(
+                "the penalty has no Hessian: a regularizer can be differentiated only once, as "
+                "gradient_norm can. Certify without it, leaving the other strengths unchanged."
+            )
         pairs = zip(leaves, gradients, strict=True)
         curved = {n: g for n, g in pairs if g is not None and g.requires_grad}
 
         def product(direction: Tensor) -> Tensor:
             along = self.unflatten(direction)
+            along |= {n: torch.zeros_like(along[n]) for n in self.held}
             loss_product = self.flatten(self.objective.hvp(along, params))
             if not curved:  # R is constant
                 return loss_product
@@ -185,25 +200,6 @@ class PenalisedObjective:
         product = self.hvp_at(theta)
         matrix = torch.stack([product(row) for row in torch.eye(len(theta), dtype=torch.float64)])
         return (matrix + matrix.T) / 2
-
-
-def _check_twice_differentiable(nodes: list[Any]) -> None:
-    """Raise NoHessianError if the graph contains the node autograd uses for a missing derivative.
-
-    Trap: `nodes` is used as a stack and emptied.
-    """
-    visited = set()
-    while nodes:
-        node = nodes.pop()
-        if node is None or node in visited:
-            continue
-        visited.add(node)
-        if node.name() == "torch::autograd::Error":
-            raise NoHessianError(
-                "the penalty has no Hessian: a regularizer can be differentiated only once, as "
-                "gradient_norm can. Certify without it, leaving the other strengths unchanged."
-            )
-        nodes += [following for following, _ in node.next_functions]
 
 
 def _penalty_hvp(gradients: Params, leaves: Params, direction: Params) -> Params:

@@ -2,12 +2,12 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor
 
-from tacit.objective.params import Params
+from tacit.objective.params import Params, same_buffers
 from tacit.validation.penalised import PenalisedObjective
 
 
@@ -69,6 +69,7 @@ def compare_with_original(
             comparisons.append(DIVERGED)
             continue
         theta = function.flatten(end)
+        function = replace(function, held=same_buffers(function.held, end))
         distance = float((theta - original_theta).norm())
         comparisons.append(
             Retrained(

@@ -14,7 +14,7 @@ from tacit.fitting.fits import Fit
 from tacit.fitting.summary import jsonable
 from tacit.objective.borrowing import restored
 from tacit.objective.objective import Objective, check_objective
-from tacit.objective.params import Params, norm
+from tacit.objective.params import Params, norm, same_buffers
 from tacit.regularizers import Regularizer
 from tacit.validation import summary
 from tacit.validation.certificate import Certificate, certify
@@ -23,6 +23,7 @@ from tacit.validation.penalised import (
     NoHessianError,
     PenalisedObjective,
     Penalty,
+    held_params,
     known_penalty,
     penalty,
     strengths_by_name,
@@ -111,11 +112,13 @@ def validate(
         )
     objective, regularizers, params = _complete(fit, objective, regularizers, params)
     strengths = strengths_by_name(fit)
-    original = {n: p.clone() for n, p in objective.point(params).items()}
-    initial = {n: p.clone() for n, p in objective.point(start, what="start").items()}
+    original = _copy(objective.point(params))
+    initial = _copy(objective.point(start, what="start"))
+    loss = objective.differentiate(original)
+    held = held_params(fit, loss.unreached, original)
     functions = [
-        PenalisedObjective(objective, penalty(regularizers, strengths)),
-        PenalisedObjective(objective, known_penalty(fit, regularizers)),
+        PenalisedObjective(objective, penalty(regularizers, strengths), held),
+        PenalisedObjective(objective, known_penalty(fit, regularizers), held),
     ]
     # Reject wrong names and outputs before any training.
     functions[0].penalty(original)
@@ -124,7 +127,7 @@ def validate(
     penalised, control = compare_with_original(functions, original, end_points, outputs)
     certificate, no_hessian = None, ""
     try:
-        certificate = certify(objective, regularizers, strengths, params=original)
+        certificate = certify(objective, regularizers, fit, params=original)
     except NoHessianError as error:
         no_hessian = str(error)
     validation = Validation(
@@ -135,13 +138,15 @@ def validate(
         recovered_predictions=_recovered(
             penalised.prediction_distance, control.prediction_distance
         ),
-        loss=objective.value(original),
+        loss=loss.value,
         trainer="L-BFGS" if train is None else "your training loop",
         certificate=certificate,
         problems=(),
     )
     local = train is None and all(torch.equal(initial[n], original[n]) for n in original)
-    problems = _problems(validation, functions[0], original, no_hessian, local=local)
+    rounding_level = 10 * math.hypot(*objective.rounding(original).values())
+    gradient_limit = max(summary.UNFINISHED * norm(loss.derivative), rounding_level)
+    problems = _problems(validation, functions[0], gradient_limit, no_hessian, local=local)
     return replace(validation, problems=problems)
 
 
@@ -182,8 +187,11 @@ def _retrain(function: PenalisedObjective, initial: Params, train: Train | None)
         trained = train(function.penalty)
         if trained is None:
             raise InputError("train returned None: return dict(model.named_parameters()).")
-        point = objective.point(trained, what="the return value of train")
-        return {n: p.clone() for n, p in point.items()}
+        return _copy(objective.point(trained, what="the return value of train"))
+
+
+def _copy(point: Params) -> Params:
+    return same_buffers({n: p.clone() for n, p in point.items()}, point)
 
 
 def _recovered(penalised_distance: float, control_distance: float) -> float:
@@ -198,15 +206,20 @@ def _recovered(penalised_distance: float, control_distance: float) -> float:
 def _problems(
     validation: Validation,
     function: PenalisedObjective,
-    original: Params,
+    gradient_limit: float,
     no_hessian: str,
     *,
     local: bool,
 ) -> tuple[Problem, ...]:
-    """All problems, the most serious first; `local` says that retraining started at θ̂ itself."""
-    objective = function.objective
-    rounding_level = 10 * math.hypot(*objective.rounding(original).values())
-    gradient_limit = max(summary.UNFINISHED * norm(objective.gradient(original)), rounding_level)
+    """All problems, the most serious first.
+
+    Args:
+        validation: what was found.
+        function: the penalised objective.
+        gradient_limit: the gradient norm up to which training is finished.
+        no_hessian: why there is no certificate, if there is none.
+        local: whether retraining started at θ̂ itself.
+    """
     return (
         *summary.unbounded(validation),
         *summary.unfinished(validation, gradient_limit),

@@ -117,7 +117,8 @@ def test_convolutions_equal_the_dense_oracle():
     with torch.no_grad():
         model[4].running_var.uniform_(0.5, 2)
     data = torch.randn(3, 1, 5, 5).double(), torch.tensor([0, 2, 1])
-    objective = tacit.Objective(model, F.cross_entropy, data, batch_size=2)
+    options = {"batch_size": 2, "batch_norm": "running"}
+    objective = tacit.Objective(model, F.cross_entropy, data, **options)
     functions = dense_penalties(split_at_dropout(model), F.cross_entropy, data)
     assert_equal_to_dense(explicit_dropout(objective, by_layer=True), params_of(model), functions)
 

@@ -14,6 +14,7 @@ from tacit.objective import derivatives
 from tacit.objective.batches import slice_batch, tensors_in
 from tacit.objective.borrowing import temporary_mode
 from tacit.objective.losses import count_examples, split_batch
+from tacit.objective.models import named_modules
 from tacit.objective.objective import Objective
 from tacit.objective.params import shorten
 from tacit.objective.randomness import seed_devices
@@ -65,7 +66,7 @@ def dropout_layers(objective: Objective, *, by_layer: bool) -> dict[nn.Module, D
     """The model's dropout layers with p > 0; refused unless they are all of its randomness."""
     active = {
         name: module
-        for name, module in objective.model.named_modules()
+        for name, module in named_modules(objective.model).items()
         if isinstance(module, _DropoutNd) and module.p > 0
     }
     unsupported = [
@@ -94,7 +95,7 @@ def dropout_layers(objective: Objective, *, by_layer: bool) -> dict[nn.Module, D
             calls_by_size[size] = calls
         _check_no_other_randomness(model, batch, layers, calls_by_size[count])
 
-    objective.for_each_batch(derivatives.leaves(objective.params), record, probe=True)
+    objective.for_each_batch(derivatives.leaves(objective.point()), record, probe=True)
     if not any(calls_by_size.values()):
         raise InputError(
             f"{type(objective.model).__name__} runs through no dropout layer: explicit_dropout "
