@@ -247,7 +247,7 @@ RECORDINGS = {
     "two learning rates": (
         step_with_two_rates,
         ["[0.1, 0.2]"],
-        "one group at a time",
+        "average_epochs",
     ),
     "parameters instead of a model": (
         lambda: tacit.record(PARAMS),

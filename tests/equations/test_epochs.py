@@ -386,7 +386,7 @@ def test_wrong_models_optimizers_and_options_are_refused():
         ((model, torch.optim.RMSprop(model.parameters())), {}, "RMSprop.*time and metric"),
         ((model, OwnStep(model.parameters(), lr=0.1)), {}, "OwnStep has a step of its own"),
         ((model, torch.optim.SGD(model.parameters(), lr=0.1, maximize=True)), {}, "maximize"),
-        ((model, "SGD"), {}, "optimizer is a str"),
+        ((model, "SGD"), {}, "optimizer is 'SGD'"),
         (
             (model, torch.optim.SGD(model[2].parameters(), lr=0.1)),
             {},

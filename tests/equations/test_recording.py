@@ -150,7 +150,7 @@ def test_what_is_recorded_must_be_moved_by_gradient_descent_of_one_rate():
         (Wrapped(torch.optim.AdamW(model.parameters())), "AdamW does not take the steps"),
         (torch.optim.LBFGS(model.parameters()), "LBFGS does not take the steps"),
         (torch.optim.SGD(groups, lr=1e-2), "different step sizes.*average_epochs"),
-        ("SGD", "optimizer is a str"),
+        ("SGD", "optimizer is 'SGD'"),
     ):
         with pytest.raises(tacit.InputError, match=words):
             tacit.record(model, optimizer)

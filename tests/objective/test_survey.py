@@ -253,7 +253,7 @@ def test_one_number_per_batch_is_refused_with_both_remedies():
             TwoTowers(), lambda m, b: contrastive(m, b, "none"), data,
             interacting=True, batch_size=32,
         )  # fmt: skip
-    with pytest.raises(InputError, match="interacting is a int: pass True or False"):
+    with pytest.raises(InputError, match="interacting is 1: pass True or False"):
         Objective.from_batch_loss(TwoTowers(), contrastive, data, interacting=1, batch_size=32)
     with pytest.raises(InputError, match="apply the weights inside"):
         Objective.from_batch_loss(

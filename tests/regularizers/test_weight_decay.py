@@ -241,8 +241,8 @@ MODEL = network()
             MODEL,
             "maximize=True.*sign",
         ),
-        ("AdamW", MODEL, "optimizer is a str"),
-        (optim.SGD(MODEL.parameters(), lr=0.1), "model", "model is a str"),
+        ("AdamW", MODEL, "optimizer is 'AdamW'"),
+        (optim.SGD(MODEL.parameters(), lr=0.1), "model", "model is 'model'"),
     ],
 )
 def test_what_cannot_be_said_is_refused(optimizer, model, words):

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from tacit.ensembles.forward import Forward, batched_forward, behaviour
 from tacit.errors import InputError, check_whole
-from tacit.objective.models import named_parameters
-from tacit.objective.params import Params, trainable
+from tacit.objective.models import named_parameters, trainable
+from tacit.objective.params import Params
 
 
 @dataclass(frozen=True, eq=False)

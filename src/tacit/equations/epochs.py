@@ -21,8 +21,7 @@ from tacit.equations.rows import check_candidates
 from tacit.equations.target import Setting, Target, TargetPoint
 from tacit.equations.trajectory import Trajectory, trajectory_target
 from tacit.errors import InputError, check_type, check_whole
-from tacit.objective.borrowing import copy_statistics
-from tacit.objective.models import named_parameters
+from tacit.objective.models import copy_statistics, named_parameters, trainable
 from tacit.objective.objective import Objective
 from tacit.objective.params import (
     Params,
@@ -32,7 +31,6 @@ from tacit.objective.params import (
     layer_of,
     norm,
     to_float64,
-    trainable,
 )
 from tacit.regularizers.family import Columns, Regularizer, join_columns, whole_column
 from tacit.regularizers.weight_decay import (

@@ -10,8 +10,8 @@ from torch.optim import Optimizer
 
 from tacit.equations.trajectory import Trajectory, check_time
 from tacit.errors import InputError, check_type
-from tacit.objective.borrowing import copy_statistics
-from tacit.objective.params import Params, Point, trainable
+from tacit.objective.models import copy_statistics, trainable
+from tacit.objective.params import Params, Point
 from tacit.regularizers.weight_decay import parameter_names, step_rule, unwrap_optimizer
 
 

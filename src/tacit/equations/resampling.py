@@ -22,8 +22,9 @@ from tacit.equations.rows import check_candidates
 from tacit.equations.target import endpoint_equations
 from tacit.errors import InputError, check_choice, check_type, check_whole
 from tacit.objective.batches import check_weights
-from tacit.objective.borrowing import BatchNorm, forked_randomness, restored
+from tacit.objective.borrowing import forked_randomness, restored
 from tacit.objective.losses import Loss
+from tacit.objective.models import BatchNorm
 from tacit.objective.objective import Objective, check_objective
 from tacit.objective.params import Params
 from tacit.objective.passes import track

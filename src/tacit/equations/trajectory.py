@@ -14,6 +14,7 @@ from tacit.equations.flow import Flow, Reference, euler, rk4
 from tacit.equations.rows import check_candidates, check_known
 from tacit.equations.target import Setting, Target, TargetPoint, write_equations
 from tacit.errors import InputError, check_number, check_type
+from tacit.objective.models import own_names
 from tacit.objective.objective import Objective, check_objective
 from tacit.objective.params import (
     Params,
@@ -22,7 +23,6 @@ from tacit.objective.params import (
     check_finite,
     coarsest_dtype,
     norm,
-    own_names,
     square_norm,
     to_float64,
 )

@@ -6,94 +6,24 @@ import sys
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from tacit.errors import InputError
 from tacit.objective.models import (
+    BatchNorm,
+    is_batch_norm,
     named_buffers,
-    named_modules,
     named_parameters,
-    named_tensors,
     walk_modules,
 )
-from tacit.objective.params import Params, Point, shorten
+from tacit.objective.params import Params, Point
 from tacit.objective.randomness import Generator
 
 Value = TypeVar("Value")
-BatchNorm = Literal["batch", "running"]
-"""Which statistics batch norm normalises with: those of the batch, or the running ones."""
-
-
-def is_batch_norm(module: nn.Module) -> bool:
-    """Whether a module normalises with statistics of its batch or with running ones.
-
-    All kinds of batch norm, and instance norm that keeps running statistics.
-    """
-    return isinstance(module, _BatchNorm) or isinstance(
-        getattr(module, "running_mean", None), torch.Tensor
-    )
-
-
-def check_batch_norm(model: nn.Module, batch_norm: Any) -> BatchNorm | None:
-    """The choice of statistics, checked: a model with batch norm needs one, another has no use.
-
-    Training used the statistics of every batch, inference uses the running ones. The gradients
-    differ, and neither is right for both.
-    """
-    if batch_norm not in (None, "batch", "running"):
-        raise InputError(f"batch_norm is {batch_norm!r}: pass 'batch' or 'running'.")
-    layers = {
-        name: module for name, module in named_modules(model).items() if is_batch_norm(module)
-    }
-    if layers and batch_norm is None:
-        raise InputError(
-            f"the model has batch norm ({shorten(layers)}): choose its statistics. "
-            "Objective(…, batch_norm='batch', batch_size=…) uses those of each batch, as training "
-            "did; batch_norm='running' uses the running ones, as inference does and as fine-tuning "
-            "with frozen batch norm did."
-        )
-    without = without_statistics(model)
-    if without and batch_norm == "running":
-        raise InputError(
-            f"batch_norm='running', but {shorten(without)} keeps no running statistics: it always "
-            "uses those of the batch. Pass batch_norm='batch'."
-        )
-    frozen = [n for n, m in layers.items() if not m.training] if model.training else []
-    if batch_norm == "batch" and 0 < len(frozen) < len(layers):
-        raise InputError(
-            f"{shorten(frozen)} is in eval mode and other batch-norm layers are in training mode: "
-            "one choice cannot hold for both. Replace frozen layers by "
-            "torchvision.ops.FrozenBatchNorm2d, or call model.eval() to use one choice for all."
-        )
-    return batch_norm if layers or batch_norm == "batch" else None
-
-
-def without_statistics(model: nn.Module) -> list[str]:
-    """The batch-norm layers that keep no running statistics."""
-    layers = named_modules(model).items()
-    return [n for n, m in layers if is_batch_norm(m) and getattr(m, "running_mean", None) is None]
-
-
-def running_statistics(model: nn.Module) -> list[str]:
-    """The names of the buffers that batch norm's running statistics are in."""
-    names = dict.fromkeys(
-        f"{layer}.{name}" if layer else name
-        for layer, module in named_modules(model).items()
-        if is_batch_norm(module)
-        for name in ("running_mean", "running_var")
-    )
-    return [name for name in named_buffers(model) if name in names]
-
-
-def copy_statistics(model: nn.Module) -> Params:
-    """Copies of batch norm's running statistics, by name."""
-    buffers = named_buffers(model)
-    return {name: buffers[name].clone() for name in running_statistics(model)}
 
 
 def call_with_params(
@@ -120,7 +50,7 @@ def swapped(model: nn.Module, params: Params) -> Iterator[None]:
     `torch.func.functional_call` swaps a shared module twice, once for each name, and then restores
     the first swap in place of the parameter.
     """
-    parameters, buffers = named_tensors(model)
+    parameters, buffers = named_parameters(model), named_buffers(model)
     given = params.buffers if isinstance(params, Point) else {}
     replacements = {id(parameters[n]): tensor for n, tensor in params.items()}
     replacements |= {id(b): given.get(n, b).clone() for n, b in buffers.items()}

@@ -1,14 +1,17 @@
 """The user's own model: the names of its modules and tensors, and models that are refused."""
 
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from tacit.errors import InputError
+from tacit.objective.params import Params, Point, check_finite, check_params, describe, shorten
 
 WRAPPERS = {
     "OptimizedModule": "_orig_mod",  # torch.compile
@@ -69,41 +72,34 @@ def named_modules(model: nn.Module) -> dict[str, nn.Module]:
 
 def named_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     """The parameters by their own names, tied ones once: as torch's, without wrappers' prefixes."""
-    return _first_names(walk_modules(model), "_parameters")
+    return _first_names(model, "_parameters")
 
 
 def named_buffers(model: nn.Module) -> dict[str, Tensor]:
     """The buffers by their own names, shared ones once."""
-    return _first_names(walk_modules(model), "_buffers")
+    return _first_names(model, "_buffers")
 
 
-def named_tensors(model: nn.Module) -> tuple[dict[str, nn.Parameter], dict[str, Tensor]]:
-    """The parameters and the buffers by their own names, in one walk."""
-    modules = walk_modules(model)
-    return _first_names(modules, "_parameters"), _first_names(modules, "_buffers")
-
-
-def _first_names(modules: list[NamedModule], kind: str) -> dict[str, Any]:
+def _first_names(model: nn.Module, kind: str) -> dict[str, Any]:
     named: dict[str, Any] = {}
     seen: set[int] = set()
-    for own, raw, tensor in _all_names(modules, kind):
+    for own, raw, tensor in _walk_tensors(model, kind):
         if id(tensor) not in seen:
             seen.add(id(tensor))
             named[raw if own in named else own] = tensor
     return named
 
 
-def all_names(model: nn.Module, kind: str) -> Iterator[tuple[str, str, Tensor]]:
-    """All own and raw names of the `_parameters` or `_buffers`."""
-    return _all_names(walk_modules(model), kind)
-
-
-def _all_names(modules: list[NamedModule], kind: str) -> Iterator[tuple[str, str, Tensor]]:
-    for own, raw, module in modules:
+def _walk_tensors(model: nn.Module, kind: str) -> Iterator[tuple[str, str, Tensor]]:
+    """All own and raw names of the tensors in `_parameters` or in `_buffers`."""
+    for own, raw, module in walk_modules(model):
         for name, tensor in getattr(module, kind).items():
             if tensor is not None:
                 yield own + name, raw + name, tensor
 
+
+BatchNorm = Literal["batch", "running"]
+"""Which statistics batch norm normalises with: those of the batch, or the running ones."""
 
 UNSUPPORTED_TENSORS: tuple[tuple[Callable[[Any], bool], str], ...] = (
     (
@@ -144,7 +140,7 @@ def check_supported(model: nn.Module) -> None:
         if reason is not None:
             where = f"module {name[:-1]!r}" if name else "the model"
             raise InputError(f"{where} ({type(module).__name__}) {reason}.")
-    parameters, buffers = named_tensors(model)
+    parameters, buffers = named_parameters(model), named_buffers(model)
     for kind, tensors in (("parameter", parameters), ("buffer", buffers)):
         for name, tensor in tensors.items():
             for is_unsupported, reason in UNSUPPORTED_TENSORS:
@@ -193,3 +189,183 @@ def _unsupported_module(module: nn.Module) -> str | None:
             "module.sparse = False, which gives the same gradient"
         )
     return None
+
+
+def trainable(model: nn.Module) -> Params:
+    """Parameters with requires_grad=True, tied ones once, as views that share their memory.
+
+    Their names are those of the user's own model, without the prefixes of wrappers.
+    """
+    check_supported(model)
+    params = {n: p.detach() for n, p in named_parameters(model).items() if p.requires_grad}
+    if not params:
+        raise InputError(
+            f"{type(model).__name__} has no trainable parameters, with requires_grad=True: "
+            "unfreeze the ones that were trained."
+        )
+    return params
+
+
+def point_of(
+    model: nn.Module,
+    params: Mapping[str, Tensor] | None,
+    *,
+    what: str,
+    statistics: Iterable[str] = (),
+) -> Params:
+    """The point to evaluate a model at: the given parameters, checked, or the model's current ones.
+
+    Frozen parameters and second names of tied ones may be among them if their values agree.
+    Buffers among them belong to the point, as in a state_dict. Those that are named as statistics
+    must be: the model's own are right only for its current parameters.
+    """
+    current, buffers = trainable(model), named_buffers(model)
+    statistics = {n: buffers[n].detach() for n in statistics}
+    if params is None:
+        check_finite(current, what="the model's value")
+        return Point(current, statistics) if statistics else current
+    given: Params = {}
+    if isinstance(params, Mapping):
+        params = own_names(model, {**getattr(params, "buffers", {}), **params})
+        given = {n: _check_buffer(params[n], b) for n, b in buffers.items() if n in params}
+        redundant = _redundant_names(model, params)
+        redundant |= {own for own, _, _ in _walk_tensors(model, "_buffers")}
+        params = {n: p for n, p in params.items() if n not in redundant}
+    point = check_params(params, current, what=what)
+    missing = [n for n in statistics if n not in given]
+    if missing and not all(_equal(point[n], p) for n, p in current.items()):
+        raise InputError(
+            f"{what} has other weights than the model and no running statistics of its own "
+            f"({shorten(missing)}), which batch_norm='running' needs: pass model.state_dict() of "
+            "that time (a copy), or use batch_norm='batch', which needs none."
+        )
+    given = {**{n: statistics[n] for n in missing}, **given}
+    return Point(point, given) if given else point
+
+
+def _check_buffer(value: Any, buffer: Tensor) -> Tensor:
+    """A buffer's value at another time, with its device and dtype."""
+    if not isinstance(value, Tensor) or value.shape != buffer.shape:
+        raise InputError(
+            f"a buffer is {describe(value)}: pass a tensor of shape {tuple(buffer.shape)}, from "
+            "the state_dict of the same architecture."
+        )
+    return value.detach().to(buffer)
+
+
+def own_names(model: nn.Module, tensors: Mapping[str, Tensor]) -> Params:
+    """Tensors under the names of the user's own model, without the prefixes of any wrapper.
+
+    Given may be the names of the model as it is wrapped, or a state dict of another wrapper around
+    it, such as AveragedModel: then one prefix is common to all its parameters.
+    """
+    names = [name for name, p in named_parameters(model).items() if p.requires_grad]
+    kinds = ("_parameters", "_buffers")
+    aliases = {raw: own for kind in kinds for own, raw, _ in _walk_tensors(model, kind)}
+    renamed = {aliases.get(name, name): tensor for name, tensor in tensors.items()}
+    if "n_averaged" not in aliases.values():
+        renamed.pop("n_averaged", None)  # the counter of AveragedModel
+    if all(name in renamed for name in names):
+        return renamed
+    stripped = without_wrappers(tensors)
+    prefixes = [n.removesuffix(names[0]) for n in stripped if n.endswith(f".{names[0]}")]
+    common = [p for p in ["", *prefixes] if all(p + name in stripped for name in names)]
+    if len(common) != 1:
+        return dict(tensors)
+    return {name.removeprefix(common[0]): tensor for name, tensor in stripped.items()}
+
+
+def without_wrappers(tensors: Mapping[str, Tensor]) -> Params:
+    """Tensors without the parts of their names that only wrappers have, where no model is known."""
+    parts = re.compile(r"(^|(?<=\.))(_orig_mod|_checkpoint_wrapped_module)\.")
+    stripped = {parts.sub("", str(name)): tensor for name, tensor in tensors.items()}
+    stripped.pop("n_averaged", None)  # the counter of AveragedModel
+    while stripped and all(name.startswith("module.") for name in stripped):
+        stripped = {name.removeprefix("module."): tensor for name, tensor in stripped.items()}
+    return stripped
+
+
+def _redundant_names(model: nn.Module, params: Mapping[str, Tensor]) -> set[str]:
+    """Names of frozen parameters with the model's value, and of tied ones with their owner's."""
+    owners = {id(p): n for n, p in named_parameters(model).items()}
+    redundant = set()
+    for name, _, parameter in _walk_tensors(model, "_parameters"):
+        owner = owners[id(parameter)]
+        if name not in params or (parameter.requires_grad and owner == name):
+            continue
+        expected = params.get(owner, parameter) if parameter.requires_grad else parameter
+        if _equal(params[name], expected):
+            redundant.add(name)
+    return redundant
+
+
+def _equal(a: Any, b: Any) -> bool:
+    tensors = isinstance(a, Tensor) and isinstance(b, Tensor)
+    return tensors and a.shape == b.shape and bool((a.to(b) == b).all())
+
+
+def is_batch_norm(module: nn.Module) -> bool:
+    """Whether a module normalises with statistics of its batch or with running ones.
+
+    All kinds of batch norm, and instance norm that keeps running statistics.
+    """
+    return isinstance(module, _BatchNorm) or isinstance(
+        getattr(module, "running_mean", None), torch.Tensor
+    )
+
+
+def check_batch_norm(model: nn.Module, batch_norm: Any) -> BatchNorm | None:
+    """The choice of statistics, checked: a model with batch norm needs one, another has no use.
+
+    Training used the statistics of every batch, inference uses the running ones. The gradients
+    differ, and neither is right for both.
+    """
+    if batch_norm not in (None, "batch", "running"):
+        raise InputError(f"batch_norm is {batch_norm!r}: pass 'batch' or 'running'.")
+    layers = {
+        name: module for name, module in named_modules(model).items() if is_batch_norm(module)
+    }
+    if layers and batch_norm is None:
+        raise InputError(
+            f"the model has batch norm ({shorten(layers)}): choose its statistics. "
+            "Objective(…, batch_norm='batch', batch_size=…) uses those of each batch, as training "
+            "did; batch_norm='running' uses the running ones, as inference does and as fine-tuning "
+            "with frozen batch norm did."
+        )
+    without = without_statistics(model)
+    if without and batch_norm == "running":
+        raise InputError(
+            f"batch_norm='running', but {shorten(without)} keeps no running statistics: it always "
+            "uses those of the batch. Pass batch_norm='batch'."
+        )
+    frozen = [n for n, m in layers.items() if not m.training] if model.training else []
+    if batch_norm == "batch" and 0 < len(frozen) < len(layers):
+        raise InputError(
+            f"{shorten(frozen)} is in eval mode and other batch-norm layers are in training mode: "
+            "one choice cannot hold for both. Replace frozen layers by "
+            "torchvision.ops.FrozenBatchNorm2d, or call model.eval() to use one choice for all."
+        )
+    return batch_norm if layers or batch_norm == "batch" else None
+
+
+def without_statistics(model: nn.Module) -> list[str]:
+    """The batch-norm layers that keep no running statistics."""
+    layers = named_modules(model).items()
+    return [n for n, m in layers if is_batch_norm(m) and getattr(m, "running_mean", None) is None]
+
+
+def running_statistics(model: nn.Module) -> list[str]:
+    """The names of the buffers that batch norm's running statistics are in."""
+    names = dict.fromkeys(
+        f"{layer}.{name}" if layer else name
+        for layer, module in named_modules(model).items()
+        if is_batch_norm(module)
+        for name in ("running_mean", "running_var")
+    )
+    return [name for name in named_buffers(model) if name in names]
+
+
+def copy_statistics(model: nn.Module) -> Params:
+    """Copies of batch norm's running statistics, by name."""
+    buffers = named_buffers(model)
+    return {name: buffers[name].clone() for name in running_statistics(model)}

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from tacit.errors import InputError, check_choice, check_type, check_whole
 from tacit.objective import derivatives, per_example
 from tacit.objective.batches import needs_batch_size, open_batches, tensors_in
-from tacit.objective.borrowing import BatchNorm, check_batch_norm, running_statistics
 from tacit.objective.losses import (
     BatchLoss,
     Count,
@@ -22,13 +21,18 @@ from tacit.objective.losses import (
     split_batch,
     whole_batches,
 )
+from tacit.objective.models import (
+    BatchNorm,
+    check_batch_norm,
+    point_of,
+    running_statistics,
+    trainable,
+)
 from tacit.objective.params import (
     Params,
     check_params,
     norm,
     perturb_last_digit,
-    point_of,
-    trainable,
 )
 from tacit.objective.passes import Derivative, Passes, PassResult
 from tacit.objective.per_example import DirectionalDerivatives

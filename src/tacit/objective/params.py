@@ -2,7 +2,6 @@
 
 import inspect
 import math
-import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from fnmatch import fnmatchcase
 from typing import Any
@@ -11,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from tacit.errors import InputError, check_type
-from tacit.objective.models import all_names, check_supported, named_buffers, named_parameters
 
 Params = dict[str, Tensor]
 Scope = str | Collection[str] | Callable[[str], bool] | Callable[[str, Tensor], bool] | None
@@ -34,123 +32,10 @@ def same_buffers(params: Params, point: Mapping[str, Tensor]) -> Params:
     return Point(params, point.buffers) if isinstance(point, Point) else params
 
 
-def trainable(model: nn.Module) -> Params:
-    """Parameters with requires_grad=True, tied ones once, as views that share their memory.
-
-    Their names are those of the user's own model, without the prefixes of wrappers.
-    """
-    check_supported(model)
-    params = {n: p.detach() for n, p in named_parameters(model).items() if p.requires_grad}
-    if not params:
-        raise InputError(
-            f"{type(model).__name__} has no trainable parameters, with requires_grad=True: "
-            "unfreeze the ones that were trained."
-        )
-    return params
-
-
 def layer_of(name: str) -> str:
     """The module that owns a parameter: `blocks.0.mlp` for `blocks.0.mlp.weight`."""
     module, parametrised, _ = f".{name}".partition(".parametrizations.")
     return (module if parametrised else module.rpartition(".")[0])[1:] or ROOT
-
-
-def point_of(
-    model: nn.Module,
-    params: Mapping[str, Tensor] | None,
-    *,
-    what: str,
-    statistics: Iterable[str] = (),
-) -> Params:
-    """The point to evaluate a model at: the given parameters, checked, or the model's current ones.
-
-    Frozen parameters and second names of tied ones may be among them if their values agree.
-    Buffers among them belong to the point, as in a state_dict. Those that are named as statistics
-    must be: the model's own are right only for its current parameters.
-    """
-    current, buffers = trainable(model), named_buffers(model)
-    statistics = {n: buffers[n].detach() for n in statistics}
-    if params is None:
-        check_finite(current, what="the model's value")
-        return Point(current, statistics) if statistics else current
-    given: Params = {}
-    if isinstance(params, Mapping):
-        params = own_names(model, {**getattr(params, "buffers", {}), **params})
-        given = {n: _check_buffer(params[n], b) for n, b in buffers.items() if n in params}
-        redundant = _redundant_names(model, params)
-        redundant |= {own for own, _, _ in all_names(model, "_buffers")}
-        params = {n: p for n, p in params.items() if n not in redundant}
-    point = check_params(params, current, what=what)
-    missing = [n for n in statistics if n not in given]
-    if missing and not all(_equal(point[n], p) for n, p in current.items()):
-        raise InputError(
-            f"{what} has other weights than the model and no running statistics of its own "
-            f"({shorten(missing)}), which batch_norm='running' needs: pass model.state_dict() of "
-            "that time (a copy), or use batch_norm='batch', which needs none."
-        )
-    given = {**{n: statistics[n] for n in missing}, **given}
-    return Point(point, given) if given else point
-
-
-def _check_buffer(value: Any, buffer: Tensor) -> Tensor:
-    """A buffer's value at another time, with its device and dtype."""
-    if not isinstance(value, Tensor) or value.shape != buffer.shape:
-        raise InputError(
-            f"a buffer is {describe(value)}: pass a tensor of shape {tuple(buffer.shape)}, from "
-            "the state_dict of the same architecture."
-        )
-    return value.detach().to(buffer)
-
-
-def own_names(model: nn.Module, tensors: Mapping[str, Tensor]) -> Params:
-    """Tensors under the names of the user's own model, without the prefixes of any wrapper.
-
-    Given may be the names of the model as it is wrapped, or a state dict of another wrapper around
-    it, such as AveragedModel: then one prefix is common to all its parameters.
-    """
-    names = [name for name, p in named_parameters(model).items() if p.requires_grad]
-    kinds = ("_parameters", "_buffers")
-    aliases = {raw: own for kind in kinds for own, raw, _ in all_names(model, kind)}
-    renamed = {aliases.get(name, name): tensor for name, tensor in tensors.items()}
-    if "n_averaged" not in aliases.values():
-        renamed.pop("n_averaged", None)  # the counter of AveragedModel
-    if all(name in renamed for name in names):
-        return renamed
-    stripped = without_wrappers(tensors)
-    prefixes = [n.removesuffix(names[0]) for n in stripped if n.endswith(f".{names[0]}")]
-    common = [p for p in ["", *prefixes] if all(p + name in stripped for name in names)]
-    if len(common) != 1:
-        return dict(tensors)
-    return {name.removeprefix(common[0]): tensor for name, tensor in stripped.items()}
-
-
-def without_wrappers(tensors: Mapping[str, Tensor]) -> Params:
-    """Tensors without the parts of their names that only wrappers have, where no model is known."""
-    parts = re.compile(r"(^|(?<=\.))(_orig_mod|_checkpoint_wrapped_module)\.")
-    stripped = {parts.sub("", str(name)): tensor for name, tensor in tensors.items()}
-    stripped.pop("n_averaged", None)  # the counter of AveragedModel
-    while stripped and all(name.startswith("module.") for name in stripped):
-        stripped = {name.removeprefix("module."): tensor for name, tensor in stripped.items()}
-    return stripped
-
-
-def _redundant_names(model: nn.Module, params: Mapping[str, Tensor]) -> set[str]:
-    """Names of frozen parameters with the model's value, and of tied ones with their owner's."""
-    owners = {id(p): n for n, p in named_parameters(model).items()}
-    redundant = set()
-    for name, _, parameter in all_names(model, "_parameters"):
-        owner = owners[id(parameter)]
-        if name not in params or (parameter.requires_grad and owner == name):
-            continue
-        expected = params.get(owner, parameter) if parameter.requires_grad else parameter
-        if _equal(params[name], expected):
-            redundant.add(name)
-    return redundant
-
-
-def _equal(a: Any, b: Any) -> bool:
-    tensors = isinstance(a, Tensor) and isinstance(b, Tensor)
-    return tensors and a.shape == b.shape and bool((a.to(b) == b).all())
 
 
 def matrices(name: str, tensor: Tensor) -> bool:

@@ -18,12 +18,10 @@ from tacit.errors import InputError
 from tacit.objective import batches, derivatives, survey
 from tacit.objective.batches import Batches, BatchPair
 from tacit.objective.borrowing import (
-    BatchNorm,
     call_with_params,
     check_graph,
     forked_randomness,
     temporary_mode,
-    without_statistics,
 )
 from tacit.objective.losses import (
     BatchMean,
@@ -34,6 +32,7 @@ from tacit.objective.losses import (
     check_finite_loss,
     count_examples,
 )
+from tacit.objective.models import BatchNorm, without_statistics
 from tacit.objective.params import (
     Params,
     Point,
@@ -338,10 +337,17 @@ class Passes:
     def _evaluate_part(
         self, params: Params, batch: Any, differentiate: bool
     ) -> tuple[BatchMean, Sequence[Tensor | None]]:
-        """The mean loss of a batch; on demand its gradient, which is empty if there is none."""
+        """The mean loss of a batch; on demand its gradient, which is empty if there is none.
+
+        A gradient may exist in training mode only (an operation in place after dropout). What fails
+        here is reported where it is needed.
+        """
 
         def gradient(mean: Tensor, leaves: Params) -> Sequence[Tensor | None]:
-            return derivatives.gradient(mean, leaves) if mean.requires_grad else ()
+            try:
+                return derivatives.gradient(mean, leaves) if mean.requires_grad else ()
+            except RuntimeError:
+                return ()
 
         return self.differentiate(
             params, (batch, None), gradient if differentiate else None, None, index=1

@@ -9,7 +9,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tacit.errors import InputError, check_type
-from tacit.objective.params import Params, Scope, check_finite, to_float64, without_wrappers
+from tacit.objective.models import without_wrappers
+from tacit.objective.params import Params, Scope, check_finite, to_float64
 from tacit.regularizers.family import EntrywiseFunction, Regularizer, TensorGradient, separable
 
 

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from tacit.errors import InputError, check_type
-from tacit.objective.models import named_parameters
-from tacit.objective.params import Params, Scope, shorten, to_float64, trainable
+from tacit.objective.models import named_parameters, trainable
+from tacit.objective.params import Params, Scope, shorten, to_float64
 from tacit.regularizers.elementwise import l2
 from tacit.regularizers.family import Regularizer, TensorGradient, separable
 
