@@ -3,13 +3,12 @@
 Every refusal is compared with what the user's own loop over the data would compute.
 """
 
-import math
 import warnings
 
 import pytest
 import torch
 from support.models import random_data, tanh_mlp
-from support.objectives import assert_close, split_batches
+from support.objectives import IGNORED, assert_close, fit_l2, gradient_of, split_batches, strength
 from torch import nn
 from torch.nn import functional as F
 
@@ -17,7 +16,7 @@ import tacit
 from tacit import InputError, Objective, ensembles
 from tacit.objective import survey
 
-RARE, IGNORED = 4, -100
+RARE = 4
 
 
 def classifier(seed, dtype=torch.float64):
@@ -39,25 +38,6 @@ def class_weights(dtype=torch.float64):
 
 def weighted_cross_entropy(output, target):
     return F.cross_entropy(output, target, weight=class_weights(output.dtype))
-
-
-def gradient_of(model, loss):
-    """∇ of a scalar made from the model, by name, by plain autograd."""
-    names, parameters = zip(*model.named_parameters(), strict=True)
-    gradients = zip(names, torch.autograd.grad(loss, parameters, allow_unused=True), strict=True)
-    return {name: gradient for name, gradient in gradients if gradient is not None}
-
-
-def strength(model, loss):
-    """The strength of l2 that plain autograd gives: −⟨∇L, 2θ⟩ / ‖2θ‖²."""
-    gradient = gradient_of(model, loss)
-    columns = {name: 2 * p.detach() for name, p in model.named_parameters() if name in gradient}
-    products = sum((gradient[name] * column).sum() for name, column in columns.items())
-    return float(-products / sum(column.square().sum() for column in columns.values()))
-
-
-def fit_l2(objective):
-    return tacit.fit(tacit.endpoint_equations(objective, tacit.l2()))
 
 
 def refused(make):
@@ -382,118 +362,6 @@ def test_models_may_differentiate_in_themselves():
     assert len(tacit.score_examples(fit).values) == len(X)
     (outputs,), _ = objective.predictions(objective.params)
     torch.testing.assert_close(outputs, model(X).detach())
-
-
-def token_model():
-    """Classes of every token; rows are sequences."""
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Embedding(7, 6), nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 7)).double()
-
-
-def token_batches(padded):
-    """Sequences of ten tokens in batches of four; the last tokens of some batches are padding."""
-    generator = torch.Generator().manual_seed(0)
-    batches = []
-    for number in range(10):
-        tokens = torch.randint(0, 7, (4, 10), generator=generator)
-        labels = tokens.roll(-1, 1)
-        labels[:, 10 - padded * (number % 5 == 0) :] = IGNORED
-        batches.append({"tokens": tokens, "labels": labels})
-    return batches
-
-
-def token_losses(model, batch):
-    scores = model(batch["tokens"]).movedim(-1, 1)
-    return F.cross_entropy(scores, batch["labels"], reduction="none").flatten()
-
-
-def padding_problems(fit):
-    return [p for p in fit.problems if p.kind == "objective" and "padding" in p.message]
-
-
-def test_padding_that_is_counted_as_data_is_a_problem():
-    model = token_model()
-    fit = fit_l2(Objective.from_batch_loss(model, token_losses, token_batches(3)))
-    (problem,) = padding_problems(fit)
-    assert "6%" in problem.message
-    assert fit.sources[0].ignored == pytest.approx(24 / 400)
-
-    def mean_over_all(output, target):
-        return F.cross_entropy(output.movedim(-1, 1), target, reduction="none").mean()
-
-    pairs = [(batch["tokens"], batch["labels"]) for batch in token_batches(3)]
-    assert len(padding_problems(fit_l2(Objective(model, mean_over_all, pairs)))) == 1
-
-    def without_padding(model, batch):
-        return token_losses(model, batch)[batch["labels"].flatten() != IGNORED]
-
-    right = fit_l2(Objective.from_batch_loss(model, without_padding, token_batches(3)))
-    assert not padding_problems(right)
-    assert fit.strengths["l2"] == pytest.approx(0.94 * right.strengths["l2"], rel=1e-10)
-    assert not padding_problems(
-        fit_l2(Objective.from_batch_loss(model, token_losses, token_batches(0)))
-    )
-
-
-def test_a_first_pass_without_gradient_does_not_hide_padding():
-    def mean_over_all(output, target):
-        return F.cross_entropy(output.movedim(-1, 1), target, reduction="none").mean()
-
-    pairs = [(batch["tokens"], batch["labels"]) for batch in token_batches(3)]
-    objective = Objective(token_model(), mean_over_all, pairs)
-    objective.value()
-    assert len(padding_problems(fit_l2(objective))) == 1
-
-
-def test_margins_that_are_kept_are_no_padding():
-    torch.manual_seed(0)
-    model, (X, _) = nn.Linear(5, 1).double(), random_data(0, count=200)
-    signs = model(X).detach().sign()
-    model.weight.data *= 20
-
-    def hinge(output, target):
-        return (1 - output * target).clamp(min=0).mean()
-
-    def hinges(model, batch):
-        return (1 - model(batch[0]) * batch[1]).clamp(min=0)[:, 0]
-
-    for objective in (
-        Objective(model, hinge, (X, signs)),
-        Objective.from_batch_loss(model, hinges, (X, signs)),
-    ):
-        assert not padding_problems(fit_l2(objective))
-
-
-def test_from_mean_loss_weights_batches_by_their_tokens():
-    model, batches = token_model(), token_batches(7)
-
-    def batch_mean(model, batch):
-        return F.cross_entropy(model(batch["tokens"]).movedim(-1, 1), batch["labels"])
-
-    def count(model, batch):
-        return int((batch["labels"] != IGNORED).sum())
-
-    objective = Objective.from_mean_loss(model, batch_mean, batches, count=count)
-    tokens, labels = (torch.cat([batch[key] for batch in batches]) for key in ("tokens", "labels"))
-    whole = batch_mean(model, {"tokens": tokens, "labels": labels})
-    fit = fit_l2(objective)
-    assert objective.value() == pytest.approx(whole.item(), rel=1e-12)
-    assert fit.strengths["l2"] == pytest.approx(strength(model, whole), rel=1e-10)
-    scores = tacit.score_examples(fit)
-    assert scores.weights.tolist() == [count(model, batch) for batch in batches]
-    assert scores.values.shape == (10, 1)
-
-    counts = {
-        "rows": lambda batch: len(batch["labels"]),
-        "all tokens": lambda batch: batch["labels"].numel(),
-        "one": lambda batch: 1,
-    }
-    for wrong in counts.values():
-        with pytest.raises(InputError):
-            Objective.from_mean_loss(model, batch_mean, batches, count=wrong).gradient()
-    for wrong in (3, lambda batch: "three", lambda batch: -1, lambda batch: math.nan):
-        with pytest.raises(InputError, match="count"):
-            Objective.from_mean_loss(model, batch_mean, batches, count=wrong)
 
 
 @pytest.mark.parametrize(("batches", "most"), [(10, 2), (320, 10)])

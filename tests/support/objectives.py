@@ -1,10 +1,15 @@
 """Batches, losses, models with dropout and comparisons for the tests of objectives."""
 
+import torch
 from torch import nn
 from torch.nn import functional as F
 
+import tacit
 from support.models import random_data, tanh_mlp
 from tacit import Objective, reference
+
+IGNORED = -100
+"""The target that cross-entropy ignores."""
 
 
 def assert_close(actual, expected, *, tolerance):
@@ -49,3 +54,23 @@ def dropout_mlp(seed=0):
 def dropout_objective(data, *, model=None, **options):
     """An objective in training mode, by default of a network with dropout."""
     return Objective(model or dropout_mlp(), F.mse_loss, data, training=True, **options)
+
+
+def gradient_of(model, loss):
+    """∇ of a scalar made from the model, by name, by plain autograd."""
+    names, parameters = zip(*model.named_parameters(), strict=True)
+    gradients = zip(names, torch.autograd.grad(loss, parameters, allow_unused=True), strict=True)
+    return {name: gradient for name, gradient in gradients if gradient is not None}
+
+
+def strength(model, loss):
+    """The strength of l2 that plain autograd gives: −⟨∇L, 2θ⟩ / ‖2θ‖²."""
+    gradient = gradient_of(model, loss)
+    columns = {name: 2 * p.detach() for name, p in model.named_parameters() if name in gradient}
+    products = sum((gradient[name] * column).sum() for name, column in columns.items())
+    return float(-products / sum(column.square().sum() for column in columns.values()))
+
+
+def fit_l2(objective):
+    """The endpoint fit with l2 as its only candidate."""
+    return tacit.fit(tacit.endpoint_equations(objective, tacit.l2()))
