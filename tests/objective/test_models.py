@@ -2,6 +2,7 @@
 
 import copy
 import warnings
+from unittest import mock
 
 import pytest
 import torch
@@ -74,12 +75,19 @@ def compiled_in_place(model):
     return model
 
 
+def data_parallel(model):
+    """On the CPU, where it only calls the model, also on a machine with a GPU."""
+    module = "torch.nn.parallel.data_parallel"
+    with mock.patch(f"{module}._get_available_device_type", return_value=None):
+        return nn.DataParallel(model)
+
+
 WRAPPERS = {
     "compiled": compiled,
     "compiled without double backward": lambda model: compiled(model, "aot_eager"),
     "compiled in place": compiled_in_place,
     "compiled and checkpointed parts": with_wrapped_parts,
-    "DataParallel": nn.DataParallel,
+    "DataParallel": data_parallel,
     "DistributedDataParallel": nn.parallel.DistributedDataParallel,
     "both": lambda model: compiled(nn.parallel.DistributedDataParallel(model)),
     "AveragedModel": AveragedModel,
@@ -154,7 +162,7 @@ def test_averaged_weights_are_a_point_of_the_model():
         {f"ema_model.{name}": tensor for name, tensor in average.module.state_dict().items()},
     ):
         assert objective.value(params) == pytest.approx(expected, rel=1e-14)
-        wrapped = Objective(nn.DataParallel(model), F.mse_loss, data)
+        wrapped = Objective(data_parallel(model), F.mse_loss, data)
         assert wrapped.value(params) == pytest.approx(expected, rel=1e-14)
     both = {f"{key}.{n}": t for key in ("online", "ema") for n, t in model.state_dict().items()}
     with pytest.raises(tacit.InputError, match=r"unknown online\.0\.weight"):
@@ -164,7 +172,7 @@ def test_averaged_weights_are_a_point_of_the_model():
 
 
 def test_trajectories_and_distances_take_the_names_of_the_wrapped_model():
-    model, data, positions = nn.DataParallel(tanh_mlp(0)), random_data(1), []
+    model, data, positions = data_parallel(tanh_mlp(0)), random_data(1), []
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, weight_decay=0.02)
     recorder = tacit.record(model, optimizer)
     averages = tacit.average_epochs(model, optimizer)

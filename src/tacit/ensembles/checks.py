@@ -83,7 +83,8 @@ def check_member_loss(ensemble: Ensemble, loss: Loss, data: MemberData) -> None:
     member = data.select(torch.tensor([0]))
     indices = torch.arange(data.examples)
     if len(indices) > MAX_ROWS:
-        rare = Survey(count_tokens=False).new_rows(0, member.targets[member.assignment[0]])
+        targets = member.targets[member.assignment[0]]
+        rare = torch.cat(Survey(count_tokens=False).new_rows(0, targets))
         spread = torch.linspace(0, data.examples - 1, MAX_ROWS - len(rare))
         indices = torch.cat([spread.round().long(), rare]).unique()
     inputs, targets = member.gather(indices[None].to(data.inputs.device))

@@ -29,8 +29,9 @@ FIRST_CHECK, CHECK_EVERY = 96, 32
 
 With the probe and the collected examples that is at most one batch in 32, and at least two.
 """
-MAX_ROWS = 64
-"""Largest number of examples that are compared with their parts at once."""
+MAX_ROWS, MIN_ROWS, MAX_TARGETS = 64, 16, 2**12
+"""Largest number of examples that are compared with their parts at once; of long sequences fewer,
+down to the second number, so that about this many targets are."""
 MAX_NEW_VALUES = 48
 """Number of new values of a tensor for which an example is collected."""
 MIN_IGNORED = 0.01
@@ -97,15 +98,20 @@ class Survey:
         """Keep the examples of a batch with new values, and the very first ones."""
         if not (count := row_count(batch)):
             return
-        rows = [] if self.rare_examples else [torch.arange(min(count, 8))]
+        rare, others = [], [] if self.rare_examples else [torch.arange(min(count, 4))]
         tensors = list(tensors_in(batch))
         for position, tensor in enumerate(tensors):
             if tensor.ndim and tensor.numel():
-                rows.append(self.new_rows(position, tensor))
-        chosen = torch.cat(rows).unique()
+                rare_here, others_here = self.new_rows(position, tensor)
+                rare.append(rare_here)
+                others.append(others_here)
         shapes = tuple((t.dtype, t.shape[1:]) for t in tensors)
         earlier, size = self.rare_examples.get(shapes, (None, 0))
-        chosen = chosen[: MAX_ROWS - size]
+        most = most_rows(batch)
+        # Half of the places are for values that may appear late, such as padding.
+        chosen = torch.cat([*others, torch.empty(0, dtype=torch.long)]).unique()
+        chosen = torch.cat([chosen[: max(0, most // 2 - size)], *rare]).unique()
+        chosen = chosen[: max(0, most - size)]
         if len(chosen):
             part = select_rows(batch, chosen, count)
             joined = part if earlier is None else join_batches(earlier, part)
@@ -117,8 +123,8 @@ class Survey:
         if number and self.with_ignored is None:
             self.with_ignored = batch
 
-    def new_rows(self, position: int, tensor: Tensor) -> Tensor:
-        """One row for each new value of a tensor: the extremes, frequent ones, and a few others."""
+    def new_rows(self, position: int, tensor: Tensor) -> tuple[Tensor, Tensor]:
+        """One row for each new value of a tensor: extremes and frequent ones, then a few others."""
         rows = tensor.detach().reshape(len(tensor), -1)
         if tensor.is_floating_point() and rows.shape[1] <= MAX_WIDTH:
             values, entries = _extremes(rows)
@@ -127,16 +133,25 @@ class Survey:
             values, entries, counts = _distinct(rows)
             frequent = counts >= FREQUENT * rows.numel()
         else:
-            return torch.empty(0, dtype=torch.long)
+            return torch.empty(0, dtype=torch.long), torch.empty(0, dtype=torch.long)
         seen = self._values.get(position, values[:0])
         new = ~torch.isin(values, seen)
         low, high = torch.cat([seen, values]).aminmax()
-        chosen = new & (frequent | (values == low) | (values == high))
-        if not tensor.is_floating_point():
-            others = (new & ~chosen).nonzero().flatten()
-            chosen[others[: max(0, MAX_NEW_VALUES - len(seen))]] = True
+        rare = new & (frequent | (values == low) | (values == high))
+        others = (new & ~rare).nonzero().flatten()
+        most = 0 if tensor.is_floating_point() else max(0, MAX_NEW_VALUES - len(seen))
         self._values[position] = torch.cat([seen, values[new]])
-        return entries[chosen].cpu() // rows.shape[1]
+        indices = entries.cpu() // rows.shape[1]
+        return indices[rare.cpu()], indices[others[:most].cpu()]
+
+
+def most_rows(batch: Any) -> int:
+    """How many examples of a batch are compared with their parts, by the size of its last tensor.
+
+    That is the target, where a batch has one; checks stay cheap beside a pass over the data.
+    """
+    *_, last = (t for t in (torch.zeros(1), *tensors_in(batch)) if t.ndim and t.numel())
+    return max(MIN_ROWS, min(MAX_ROWS, MAX_TARGETS * len(last) // last.numel()))
 
 
 def is_due(index: int) -> bool:
@@ -182,7 +197,7 @@ def check_mean_loss(
     Args:
         evaluate: the mean loss of a batch at a point, and its gradient.
         params: the point.
-        batch: examples; at most MAX_ROWS are compared.
+        batch: examples; at most `most_rows` of them are compared.
         by_row: whether the batch is (inputs, …, target) with one row per example; batches of any
             other structure are not checked where they cannot be cut into parts.
         repeatable: whether the loss of a batch is known to be the same each time.
@@ -190,9 +205,9 @@ def check_mean_loss(
     count = count_examples(batch) if by_row else row_count(batch)
     if count is None or count < 2:
         return
-    if count > MAX_ROWS:
-        rows = torch.linspace(0, count - 1, MAX_ROWS).long()
-        batch, count = select_rows(batch, rows, count), MAX_ROWS
+    if count > (most := most_rows(batch)):
+        rows = torch.linspace(0, count - 1, most).long()
+        batch, count = select_rows(batch, rows, count), most
     try:
         complaint = _Parts(evaluate, params, batch, count).compare(repeatable=repeatable)
     except _PartError as error:
