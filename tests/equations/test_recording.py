@@ -108,6 +108,27 @@ def test_closures_and_wrapped_optimizers_are_recorded():
     assert not fit.problems
 
 
+def test_weights_that_are_loaded_before_the_first_update_are_no_displacement():
+    data, model, start = random_data(3), tanh_mlp(3), tanh_mlp(4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, weight_decay=0.4)
+    recorder = tacit.record(model, optimizer)
+    averages = tacit.average_epochs(model, Wrapped(optimizer))
+    model.load_state_dict(start.state_dict())
+    for _ in range(5):
+        optimizer.zero_grad()
+        F.mse_loss(model(data[0]), data[1]).backward()
+        optimizer.step()
+        recorder.step()
+    averages.end_epoch()
+    assert ridge_of(model, data, recorder).strengths["l2"] == pytest.approx(0.2, rel=1e-9)
+    objective = tacit.Objective(model, F.mse_loss, data)
+    fit = tacit.fit(averages.equations(objective, [tacit.l2()]))
+    assert fit.strengths["l2"] == pytest.approx(0.2, rel=0.1)
+    hooks = len(optimizer._optimizer_step_pre_hooks)
+    averages.close()
+    assert len(optimizer._optimizer_step_pre_hooks) == hooks - 2  # its own, and that of the wrapper
+
+
 @pytest.mark.parametrize(
     ("options", "first"), [({}, 0.9), ({"nesterov": True}, 0.81), ({"dampening": 0.5}, 0.8)]
 )

@@ -99,6 +99,48 @@ def test_some_frozen_layers_are_refused():
         Objective(model, F.mse_loss, random_data(outputs=5), batch_norm="batch", batch_size=9)
 
 
+def test_layers_that_are_all_frozen_in_training_use_the_running_statistics():
+    model = network().train()
+    model[1].eval()
+    with pytest.raises(InputError, match=r"1 is in eval mode.*frozen: pass batch_norm='running'"):
+        Objective(model, F.mse_loss, random_data(), batch_norm="batch", batch_size=9)
+
+
+class OwnBatchNorm(nn.Module):
+    """Written by hand, with statistics under other names."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("moving_mean", torch.zeros(6))
+
+    def forward(self, x):
+        if not self.training:
+            return x - self.moving_mean
+        self.moving_mean.lerp_(x.detach().mean(0), 0.1)
+        return x - x.mean(0)
+
+
+class Counter(OwnBatchNorm):
+    """Writes a statistic that nothing depends on."""
+
+    def forward(self, x):
+        if self.training:
+            self.moving_mean.lerp_(x.detach().mean(0), 0.1)
+        return x
+
+
+def test_batch_norm_that_is_written_by_hand_is_refused():
+    model, data = network(), random_data()
+    model[1] = OwnBatchNorm().double()
+    for options in ({}, {"training": True}, {"batch_norm": "batch", "batch_size": 20}):
+        with pytest.raises(InputError, match=r"OwnBatchNorm writes 'moving_mean'.*running_mean"):
+            Objective(model, F.mse_loss, data, **options)
+    assert not model[1].moving_mean.any()
+    Objective(model, F.mse_loss, data, batch_norm="running")
+    model[1] = Counter().double()
+    Objective(model, F.mse_loss, data)
+
+
 @pytest.mark.parametrize("training", [False, True])
 def test_batch_statistics_give_the_gradient_of_the_training_loop(training):
     """Also of a ragged last batch: every step of training has the same weight."""
@@ -143,9 +185,18 @@ def test_a_batch_of_one_example_is_refused(batch_size):
     model, data = network(), random_data()
     options = {"batch_norm": "batch", "batch_size": batch_size}
     with pytest.raises(InputError, match="has one example, and batch norm has no statistics"):
-        Objective(model, F.mse_loss, data, **options)
+        Objective(model, F.mse_loss, data, **options).gradient()
     with pytest.raises(InputError, match="has one example, and batch norm has no statistics"):
         Objective(model, F.mse_loss, split(data, batch_size), batch_norm="batch").gradient()
+
+
+def test_one_image_has_statistics():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.Flatten(), nn.Linear(48, 1))
+    images, y = torch.randn(7, 1, 6, 6, dtype=torch.float64), torch.randn(7, 1, dtype=torch.float64)
+    batches = split((images, y), 3)
+    objective = Objective(model.double(), F.mse_loss, batches, batch_norm="batch")
+    assert_equal(objective.gradient(), loop_gradient(model, batches))
 
 
 class Reader:
@@ -355,6 +406,31 @@ def test_trajectories_of_frozen_batch_norm():
         averages.equations(objective, [tacit.l2()])
 
 
+def test_the_statistics_that_recorded_steps_used_must_be_chosen():
+    for mode, used, other in (("train", "batch", "running"), ("eval", "running", "batch")):
+        model, data = network(), random_data()
+        getattr(model, mode)()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05, weight_decay=0.04)
+        recorder, averages = tacit.record(model, optimizer), tacit.average_epochs(model, optimizer)
+        for _ in range(3):
+            optimizer.zero_grad()
+            F.mse_loss(model(data[0]), data[1]).backward()
+            optimizer.step()
+            recorder.step()
+        averages.end_epoch()
+        right, wrong = (
+            Objective(model.eval(), F.mse_loss, [data], batch_norm=choice)
+            for choice in (used, other)
+        )
+        equations = tacit.trajectory_equations(right, recorder.trajectory(), [tacit.l2()])
+        assert tacit.fit(equations).strengths["l2"] == pytest.approx(0.02, rel=1e-9)
+        with pytest.raises(InputError, match=f"training used batch_norm='{used}'"):
+            tacit.trajectory_equations(wrong, recorder.trajectory(), [tacit.l2()])
+        averages.equations(right, [tacit.l2()])
+        with pytest.raises(InputError, match=f"batch_norm='{used}'"):
+            averages.equations(wrong, [tacit.l2()])
+
+
 def linear_network():
     model = nn.Sequential(nn.BatchNorm1d(5, affine=False), nn.Linear(5, 1)).double()
     model(3 * random_data(2)[0])
@@ -386,6 +462,30 @@ def test_the_bootstrap_takes_the_choice():
     options = {"replicates": 1, "batch_norm": "batch", "batch_size": 20}
     with pytest.raises(InputError, match="there are no residuals"):
         tacit.bootstrap(model, F.mse_loss, data, train, [tacit.l2()], kind="residual", **options)
+
+
+def test_models_that_return_their_mean_loss():
+    model, data = network(), random_data()
+    batches = split(data, 25)
+    objective = Objective.from_mean_loss(
+        model,
+        lambda model, batch: F.mse_loss(model(batch[0]), batch[1]),
+        batches,
+        count=lambda batch: len(batch[0]),
+        batch_norm="batch",
+    )
+    assert_equal(objective.gradient(), loop_gradient(model, batches))
+
+
+def test_a_null_distribution_averages_the_draws():
+    options = {"batch_norm": "batch", "batch_size": 20, "draws": 4}
+    objective = Objective(network(), F.mse_loss, random_data(), **options)
+    fit = tacit.fit(tacit.endpoint_equations(objective, [tacit.l2()]))
+    null = tacit.null_distribution(fit, "l2", shuffles=9)
+    gradient, weights = objective.gradient(), objective.params
+    product = sum((gradient[n] * p).sum() for n, p in weights.items())
+    lengths = [sum(t.square().sum() for t in v.values()) for v in (gradient, weights)]
+    assert null.observed == pytest.approx(float(product**2 / lengths[0] / lengths[1]), rel=1e-9)
 
 
 def test_a_loss_that_is_no_mean_over_examples_is_refused():

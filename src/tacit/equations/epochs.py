@@ -21,7 +21,13 @@ from tacit.equations.rows import check_candidates
 from tacit.equations.target import Setting, Target, TargetPoint
 from tacit.equations.trajectory import Trajectory, trajectory_target
 from tacit.errors import InputError, check_type, check_whole
-from tacit.objective.models import copy_statistics, named_parameters, trainable
+from tacit.objective.models import (
+    BatchNorm,
+    copy_statistics,
+    named_parameters,
+    trainable,
+    used_statistics,
+)
 from tacit.objective.objective import Objective
 from tacit.objective.params import (
     Params,
@@ -61,6 +67,8 @@ class Epoch(NamedTuple):
     """√v̂ + ε of Adam at the end of the epoch; empty for SGD."""
     metric_drift: float
     """Norm of what the change of the metric over the epoch changes in displacement/time."""
+    batch_norm: BatchNorm | None
+    """See `Trajectory.batch_norm`."""
     step_size: float
     """The smallest of the epoch, as a part of the largest that is known of the run."""
 
@@ -83,6 +91,7 @@ class EpochAverages:
         self._largest_step = 0.0
         self._start_epoch()
         self._hooks = (
+            *self._wrapper.hooks,
             optimizer.register_step_pre_hook(self._add_point),
             optimizer.register_step_post_hook(self._add_missing_momentum),
         )
@@ -122,6 +131,7 @@ class EpochAverages:
                     "parameters were frozen or unfrozen within an epoch: call end_epoch() before."
                 )
             self._epochs.clear()
+        if not (self._points or self._epochs):  # weights may have been loaded since
             self._start_epoch()
         self._points += 1
         self._smallest_step = min(self._smallest_step, _largest(optimizer, "lr"))
@@ -169,10 +179,11 @@ class EpochAverages:
         }
         missing = self._missing / self._points
         statistics = copy_statistics(self._model)
-        if statistics and all(s.equal(self._statistics[n]) for n, s in statistics.items()):
+        used = used_statistics(self._model, self._statistics, statistics)
+        if statistics and used != "batch":
             mean = Point(mean, statistics)  # frozen batch norm: the same at all points of the epoch
         step = self._smallest_step / self._largest_step
-        self._epochs.append(Epoch(mean, scaled, time, columns, missing, metric, drift, step))
+        self._epochs.append(Epoch(mean, scaled, time, columns, missing, metric, drift, used, step))
         self._start_epoch()
 
     def target(self, objective: Objective) -> Target:
@@ -188,6 +199,7 @@ class EpochAverages:
                 [epoch.displacement for epoch in epochs],
                 [epoch.time for epoch in epochs],
                 [epoch.young_momentum for epoch in epochs],
+                "running" if any(epoch.batch_norm == "running" for epoch in epochs) else None,
             ),
         )
         points = [

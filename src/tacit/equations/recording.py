@@ -7,10 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
 
 from tacit.equations.trajectory import Trajectory, check_time
 from tacit.errors import InputError, check_type
-from tacit.objective.models import copy_statistics, trainable
+from tacit.objective.models import copy_statistics, trainable, used_statistics
 from tacit.objective.params import Params, Point
 from tacit.regularizers.weight_decay import parameter_names, step_rule, unwrap_optimizer
 
@@ -27,9 +28,14 @@ class Recorder:
         self._wrapper = None if optimizer is None else WrapperWatch(model, optimizer)
         if optimizer is not None:
             optimizer = _check_optimizer(model, optimizer)
-            optimizer.register_step_pre_hook(self._buffers.before_step)
+            optimizer.register_step_pre_hook(self._before_step)
             # At the update itself: a schedule may have changed the step size by the next line.
             optimizer.register_step_post_hook(self._count_time)
+
+    def _before_step(self, optimizer: Optimizer, *_: object) -> None:
+        if not self._times and not self._elapsed:
+            self._positions = [_copy(self._model)]  # weights may have been loaded since
+        self._buffers.before_step(optimizer)
 
     def _count_time(self, optimizer: Optimizer, *_: object) -> None:
         if was_skipped(optimizer):
@@ -77,7 +83,9 @@ class Recorder:
         if self._wrapper:
             self._wrapper.check()
         trajectory = Trajectory.from_positions(self._positions, self._times)
-        return replace(trajectory, young_momentum=tuple(self._young))
+        first, last = (getattr(self._positions[i], "buffers", {}) for i in (0, -1))
+        used = used_statistics(self._model, first, last)
+        return replace(trajectory, young_momentum=tuple(self._young), batch_norm=used)
 
 
 def record(model: nn.Module, optimizer: Optimizer | None = None) -> Recorder:
@@ -117,10 +125,13 @@ class WrapperWatch:
         self._model, self._wrapper = model, wrapper
         self._norms = torch.zeros(0)
         self._moved = torch.zeros((), dtype=torch.bool)
+        self.hooks: tuple[RemovableHandle, ...] = ()
         optimizer = unwrap_optimizer(wrapper)
         if optimizer is not wrapper:
-            optimizer.register_step_pre_hook(self._before_step)
-            optimizer.register_step_post_hook(self._after_step)
+            self.hooks = (
+                optimizer.register_step_pre_hook(self._before_step),
+                optimizer.register_step_post_hook(self._after_step),
+            )
 
     def check(self) -> None:
         """Refuse a wrapper that moved the weights."""

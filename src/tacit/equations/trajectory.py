@@ -14,7 +14,7 @@ from tacit.equations.flow import Flow, Reference, euler, rk4
 from tacit.equations.rows import check_candidates, check_known
 from tacit.equations.target import Setting, Target, TargetPoint, write_equations
 from tacit.errors import InputError, check_number, check_type
-from tacit.objective.models import own_names
+from tacit.objective.models import BatchNorm, own_names
 from tacit.objective.objective import Objective, check_objective
 from tacit.objective.params import (
     Params,
@@ -42,6 +42,8 @@ class Trajectory:
     times: Sequence[float]
     young_momentum: Sequence[float] = ()
     """The part of each time by which η/(1−β) overstates steps of a young momentum buffer."""
+    batch_norm: BatchNorm | None = None
+    """Which statistics batch norm used in these steps, where a recorder saw it."""
 
     def __post_init__(self) -> None:
         parts = (self.points, self.displacements, self.times)
@@ -174,6 +176,12 @@ def _target_points(
     if not callable(reference) or reference is rk4:
         raise InputError(
             f"reference is {reference!r}: pass tacit.equations.euler or tacit.rk4(substeps=10)."
+        )
+    if objective.batch_norm and trajectory.batch_norm not in (None, objective.batch_norm):
+        changed = "changed" if trajectory.batch_norm == "batch" else "did not change"
+        raise InputError(
+            f"batch_norm={objective.batch_norm!r}, but the running statistics {changed} while the "
+            f"steps were recorded: training used batch_norm={trajectory.batch_norm!r}; pass that."
         )
     young = trajectory.young_momentum or [0.0] * len(trajectory)
     steps = zip(trajectory.points, trajectory.displacements, trajectory.times, young, strict=True)

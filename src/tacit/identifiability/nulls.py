@@ -94,11 +94,13 @@ def null_distribution(
     column = names.index(name)
     if target is None:
         target = endpoint_target(origin.setting.objective, params=bound.params)
-    vector = target.points[0].vectors[0]
+    groups = target.points[0].vectors
+    vector = {n: torch.stack([group[n] for group in groups]).mean(0) for n in groups[0]}
     reduced = _fit_without(bound, vector, column)
-    if abs(reduced.observed - fit.explained) > 1e-6:
+    strength, in_fit = reduced.strength, fit.strengths[name]
+    if abs(strength - in_fit) > 1e-4 * max(abs(strength), abs(in_fit)):
         raise InputError(
-            f"recomputed, the fit explains {reduced.observed:.6g} and not {fit.explained:.6g}: the "
+            f"recomputed, the strength of {name!r} is {strength:.6g} and not {in_fit:.6g}: the "
             "data has changed since the equations were written, or target= is another one."
         )
     products = torch.zeros(shuffles, reduced.to_basis.shape[1] + 2, dtype=torch.float64)
@@ -127,6 +129,8 @@ class _FitWithout(NamedTuple):
     """T such that others · T is an orthonormal basis Q of the other columns."""
     strengths: Tensor
     explained: float
+    strength: float
+    """Of the column, in the fit with it."""
     observed: float
     """The explained fraction of the fit with the column."""
     target_square_norm: float
@@ -145,7 +149,8 @@ def _fit_without(bound: BoundCandidates, vector: Params, column: int) -> _FitWit
         for system, strengths in zip(systems, solutions, strict=True)
     )
     basis, strengths = systems[0].coordinates, solutions[0][:, 0]
-    return _FitWithout(column, others, basis, strengths, explained, observed, square_norm)
+    strength = float(solutions[1][column, 0])
+    return _FitWithout(column, others, basis, strengths, explained, strength, observed, square_norm)
 
 
 def _read_tensor(

@@ -17,10 +17,6 @@ from torch.utils.data import WeightedRandomSampler as Weighted
 from tacit.errors import InputError, check_type
 from tacit.objective.randomness import Generator, find_generators, seed_reading
 
-ONE_EXAMPLE = (
-    "{} has one example, and batch norm has no statistics of one: choose another batch_size, leave "
-    "an example out, or pass a DataLoader with drop_last=True."
-)
 BatchPair = tuple[Any, Tensor | None]
 """A batch, and the weights of its examples; None where all are equal."""
 
@@ -110,10 +106,6 @@ def _tensor_batches(
         )
     if count == 0:
         raise InputError("data is empty: its tensors have no rows. Pass at least one example.")
-    if shuffled and count % batch_size == 1 % batch_size:
-        raise InputError(
-            ONE_EXAMPLE.format(f"the last batch of {count} in batches of {batch_size}")
-        )
     weights = None if weights is None else check_weights(weights, count)
 
     def rows(index: slice | Tensor) -> BatchPair:

@@ -325,9 +325,10 @@ def check_batch_norm(model: nn.Module, batch_norm: Any) -> BatchNorm | None:
     layers = {
         name: module for name, module in named_modules(model).items() if is_batch_norm(module)
     }
+    names = shorten(name or type(module).__name__ for name, module in layers.items())
     if layers and batch_norm is None:
         raise InputError(
-            f"the model has batch norm ({shorten(layers)}): choose its statistics. "
+            f"the model has batch norm ({names}): choose its statistics. "
             "Objective(…, batch_norm='batch', batch_size=…) uses those of each batch, as training "
             "did; batch_norm='running' uses the running ones, as inference does and as fine-tuning "
             "with frozen batch norm did."
@@ -339,7 +340,13 @@ def check_batch_norm(model: nn.Module, batch_norm: Any) -> BatchNorm | None:
             "uses those of the batch. Pass batch_norm='batch'."
         )
     frozen = [n for n, m in layers.items() if not m.training] if model.training else []
-    if batch_norm == "batch" and 0 < len(frozen) < len(layers):
+    if batch_norm == "batch" and frozen and len(frozen) == len(layers):
+        raise InputError(
+            f"batch_norm='batch', but {names} is in eval mode in a model in training mode, as if "
+            "it was frozen: pass batch_norm='running'. If it was not, call model.train() or "
+            "model.eval(), to set the mode of all layers."
+        )
+    if batch_norm == "batch" and frozen:
         raise InputError(
             f"{shorten(frozen)} is in eval mode and other batch-norm layers are in training mode: "
             "one choice cannot hold for both. Replace frozen layers by "
@@ -363,6 +370,17 @@ def running_statistics(model: nn.Module) -> list[str]:
         for name in ("running_mean", "running_var")
     )
     return [name for name in named_buffers(model) if name in names]
+
+
+def used_statistics(model: nn.Module, before: Params, after: Params) -> BatchNorm | None:
+    """Which statistics batch norm used in between: frozen batch norm writes no running ones.
+
+    None where that cannot be told: without batch norm, or with layers that never write.
+    """
+    if any(not after[name].equal(tensor) for name, tensor in before.items()):
+        return "batch"
+    layers = [m for m in model.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
+    return "running" if any(layer.momentum != 0 for layer in layers) else None
 
 
 def copy_statistics(model: nn.Module) -> Params:

@@ -142,6 +142,8 @@ class Objective:
         _check_draws(draws, fixed=grouped and not self.random)
         self._passes = passes if self.random else replace(passes, draws=1)
         self._probe = self._passes.check(self.point(), data)
+        if batch_norm != "running":
+            self._passes.check_statistics(self.point(), self._probe[0])
         self._count: int | None = None
         self._facts = Facts()
 

@@ -21,6 +21,7 @@ from tacit.objective.borrowing import (
     call_with_params,
     check_graph,
     forked_randomness,
+    is_batch_norm,
     temporary_mode,
 )
 from tacit.objective.losses import (
@@ -111,8 +112,6 @@ class Passes:
         pairs = track(source(), total=self.batches.length, label=self.label)
         for index, pair in enumerate(pairs):
             batch, weights = self.to_model(pair)
-            if self.batch_norm == "batch" and batches.row_count(batch) == 1:
-                raise InputError(batches.ONE_EXAMPLE.format(f"batch {index} (counted from 0)"))
             # Batches of any structure may hold -inf, in additive attention masks.
             batches.check_batch_finite(batch, index, masks=not isinstance(self.loss, MeanLoss))
             yield batch, weights
@@ -147,7 +146,16 @@ class Passes:
                 "pass what Objective.point returns."
             )
         noise = Noise(self.seed, draw or 0, index) if self.paired else None
-        return call_with_params(self.model, params, lambda model: use(model, noise))
+        try:
+            return call_with_params(self.model, params, lambda model: use(model, noise))
+        except ValueError as error:  # a single image has statistics, a single row has none
+            if "Expected more than 1" not in str(error):
+                raise
+            raise InputError(
+                f"batch {index} (counted from 0) has one example, and batch norm has no statistics "
+                f"of one ({error}): choose another batch_size, leave an example out, or pass a "
+                "DataLoader with drop_last=True."
+            ) from error
 
     def differentiate(
         self,
@@ -324,15 +332,55 @@ class Passes:
         if isinstance(self.loss, WholeBatches) and self.batch_norm == "batch":
             # A part of a batch has other statistics; with running ones it can be compared.
             if not without_statistics(self.model):
-                reader = self.loss.reader
-                reader = self.loss if isinstance(reader, LossPerBatch) else reader
-                replace(self, loss=reader, batch_norm=None).check_mean_loss(params, batch)
+                self._by_example().check_mean_loss(params, batch)
             return
         with self.prepared(training=False), torch.enable_grad():
             survey.check_mean_loss(
                 self._evaluate_part, params, batch,
                 by_row=isinstance(self.loss, MeanLoss), repeatable=not self.training,
             )  # fmt: skip
+
+    def _by_example(self) -> "Passes":
+        """The same with running statistics, and with each example's loss where that is known."""
+        if not isinstance(self.loss, WholeBatches):
+            return replace(self, batch_norm=None)
+        reader = self.loss.reader
+        if isinstance(reader, LossPerBatch):
+            reader = replace(self.loss, equal=False)  # weighted by the counts
+        return replace(self, loss=reader, batch_norm=None)
+
+    def check_statistics(self, params: Params, batch: Any) -> None:
+        """Refuse batch norm written by hand, which `is_batch_norm` does not recognise.
+
+        Such a module writes running statistics in training mode, and there the loss of an example
+        depends on the others of its batch.
+        """
+        if self.loss.interacting or self.paired or not any(map(_statistics, self.model.modules())):
+            return
+        passes, pair = self._by_example(), (batch, None)
+        try:
+            with passes.prepared(training=True), torch.enable_grad():
+                written = passes.call(
+                    params,
+                    lambda model, _: _written(model, lambda: passes.loss.mean(model, pair, None)),
+                )
+        except (*survey.PART_ERRORS, AttributeError):  # training mode may have other outputs
+            return
+        for module, tensor in written.items():
+            try:
+                with passes.prepared(training=False), torch.enable_grad():
+                    module.training = True
+                    survey.check_mean_loss(
+                        passes._evaluate_part, params, batch,
+                        by_row=isinstance(passes.loss, MeanLoss), repeatable=False,
+                    )  # fmt: skip
+            except InputError as error:
+                raise InputError(
+                    f"a {type(module).__name__} writes {tensor!r} in training mode, where the "
+                    "examples of a batch interact: this is batch norm, but is not recognised as "
+                    "such. Name its statistics running_mean and running_var and pass batch_norm="
+                    "'batch', or pass batch_norm='running' for those of inference."
+                ) from error
 
     def _evaluate_part(
         self, params: Params, batch: Any, differentiate: bool
@@ -358,6 +406,28 @@ class Passes:
         if isinstance(self.loss, MeanLoss) and (count := count_examples(probe[0])) > 1:
             half = batches.slice_batch(self.to_model(probe), slice(count // 2), count)
             self.examples(params, lambda examples: None, half, draw=0)
+
+
+def _statistics(module: nn.Module) -> Params:
+    """The tensors of a module that may be running statistics, batch norm's own left out."""
+    tensors = {} if is_batch_norm(module) else {**vars(module), **module._buffers}
+    return {n: t for n, t in tensors.items() if isinstance(t, Tensor) and t.is_floating_point()}
+
+
+def _written(model: nn.Module, run: Callable[[], object]) -> dict[nn.Module, str]:
+    """The modules whose statistics change while something runs, each with the name of one."""
+    before = [
+        (module, name, tensor, tensor.detach().clone())
+        for module in model.modules()
+        for name, tensor in _statistics(module).items()
+    ]
+    run()
+    written: dict[nn.Module, str] = {}
+    for module, name, tensor, value in before:
+        now = getattr(module, name, tensor)
+        if not isinstance(now, Tensor) or not torch.equal(now, value):
+            written.setdefault(module, name)
+    return written
 
 
 def _check_unwritten(copies: Params, params: Params) -> None:

@@ -33,7 +33,8 @@ def optimizer_penalties(optimizer: Optimizer, model: nn.Module) -> dict[Regulari
     `known=`, or its list as candidates.
 
     Trap: for AdamW the metric is that of the optimizer's state now. Call this after training, where
-    the equations are written.
+    the equations are written. A parameter that had no gradient in some steps was not decayed in
+    those, so that its strength is smaller.
 
     >>> import torch
     >>> model = nn.Linear(3, 1)
@@ -158,7 +159,8 @@ def unwrap_optimizer(optimizer: Any) -> Optimizer:
     """The optimizer inside wrappers that hold it as `.optimizer`, as Accelerate's does."""
     while isinstance(inner := getattr(optimizer, "optimizer", None), Optimizer):
         optimizer = inner
-    check_type("optimizer", optimizer, Optimizer, "an optimizer such as torch.optim.SGD(…)")
+    needed = "an optimizer such as torch.optim.SGD(…), or the one inside of a wrapper"
+    check_type("optimizer", optimizer, Optimizer, needed)
     return optimizer
 
 
