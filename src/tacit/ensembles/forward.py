@@ -9,10 +9,11 @@ from torch.func import functional_call, vmap
 
 from tacit.errors import InputError
 from tacit.objective.borrowing import call_with_params, leaves_of_graph, temporary_mode
-from tacit.objective.derivatives import leaves
+from tacit.objective.derivatives import leaves, math_attention
+from tacit.objective.models import named_modules
 from tacit.objective.params import Params
 
-PLAIN = (type(None), 0, 0, 0, 0)
+PLAIN = (type(None), (), (), (), ())
 """The behaviour of a module with the forward of its class and without hooks."""
 
 DropoutFunction = Callable[[Tensor, float], Tensor]
@@ -51,7 +52,26 @@ def behaviour(module: nn.Module) -> tuple[Any, ...]:
         module._forward_pre_hooks, module._forward_hooks,
         module._backward_pre_hooks, module._backward_hooks,
     )  # fmt: skip
-    return getattr(function, "__code__", type(function)), *map(len, hooks)
+    return _code(function), *(tuple(map(_code, of_kind.values())) for of_kind in hooks)
+
+
+def _code(function: Any) -> Any:
+    """What a function does; the same for all functions that one line of code has made."""
+    return getattr(function, "__code__", type(function))
+
+
+def check_backward_hooks(model: nn.Module) -> None:
+    """Refuse hooks that change gradients: the backward pass of all members does not call them."""
+    for name, module in named_modules(model).items():
+        hooks = {n: p._backward_hooks for n, p in module._parameters.items() if p is not None}
+        hooks["the module"] = module._backward_hooks or module._backward_pre_hooks
+        hooked = [part for part, of_part in hooks.items() if of_part]
+        if hooked:
+            raise InputError(
+                f"{hooked[0]} of {name or type(model).__name__!r} has a backward hook, which an "
+                "ensemble does not apply: remove it, or write tacit.endpoint_equations for each "
+                "model."
+            )
 
 
 def _accepts_members(module: nn.Module | None) -> bool:
@@ -112,10 +132,11 @@ def _vmap_forward(model: nn.Module) -> Forward:
             if torch.compiler.is_compiling():
                 # It can be compiled, but it damages modules under two names.
                 return vmap(lambda p, x: functional_call(model, p, (x,)))(params, inputs)
-            if not checked:
-                _check_own_parameters(model, params, inputs)
-                checked = True
-            return vmap(lambda p, x: call_with_params(model, p, lambda m: m(x)))(params, inputs)
+            with math_attention():  # the fast path of attention has no derivative under vmap
+                if not checked:
+                    _check_own_parameters(model, params, inputs)
+                    checked = True
+                return vmap(lambda p, x: call_with_params(model, p, lambda m: m(x)))(params, inputs)
 
     return forward
 
@@ -135,7 +156,9 @@ def _check_own_parameters(model: nn.Module, params: Params, inputs: Tensor) -> N
     first = leaves({name: tensor[0] for name, tensor in params.items()})
     with torch.enable_grad():
         output = call_with_params(model, first, lambda m: m(inputs[0].detach()))
-    if any(isinstance(tensor, nn.Parameter) for tensor in leaves_of_graph(output)):
+    swapped_in = {id(tensor) for tensor in first.values()}
+    used = [tensor for tensor in leaves_of_graph(output) if id(tensor) not in swapped_in]
+    if any(isinstance(tensor, nn.Parameter) for tensor in used):
         raise InputError(
             f"the outputs of {type(model).__name__} depend on parameters outside of its modules, "
             "which all members would share: a forward or a hook that refers to the original of a "

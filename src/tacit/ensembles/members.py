@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tacit.ensembles.forward import Forward, batched_forward, behaviour
+from tacit.ensembles.forward import Forward, batched_forward, behaviour, check_backward_hooks
 from tacit.errors import InputError, check_whole
 from tacit.objective.models import named_parameters, trainable
 from tacit.objective.params import Params
@@ -119,6 +119,7 @@ def from_models(models: Iterable[nn.Module]) -> Ensemble:
     first, params = models[0], [trainable(model) for model in models]
     shapes = [{n: p.shape for n, p in tensors.items()} for tensors in params]
     for index, model in enumerate(models):
+        check_backward_hooks(model)
         if shapes[index] != shapes[0] or _architecture(model) != _architecture(first):
             raise InputError(
                 f"model {index} has another architecture than model 0: the members of an ensemble "

@@ -44,17 +44,17 @@ class Candidates:
     """Whether the reference of a trajectory followed the known penalties, so that the target has
     them already."""
 
-    def following(self, known: Mapping[Regularizer, float], objective: Objective) -> "Candidates":
-        """The candidates of a target whose reference followed the flow of L + Σ known.
+    def of_flow(self, objective: Objective, *, followed: bool) -> "Candidates":
+        """The candidates of a trajectory, which followed the flow of L + Σ known.
 
         What discrete steps add to that flow is a multiple of ‖∇(L + Σ known)‖², so that
         `gradient_norm(objective)` has the known penalties too.
         """
         estimated = tuple(
-            r if r.with_known is None or r.objective is not objective else r.with_known(known)
+            r if r.with_known is None or r.objective is not objective else r.with_known(self.known)
             for r in self.estimated
         )
-        return replace(self, estimated=estimated, followed=True)
+        return replace(self, estimated=estimated, followed=followed)
 
     def bind(
         self,

@@ -173,8 +173,8 @@ def write_equations(
     blocks: list[Block] = []
     sources: list[Source] = []
     bound = point = None
-    if setting.followed is not None:
-        candidates = candidates.following(setting.followed, setting.objective)
+    if setting.mode == "trajectory":
+        candidates = candidates.of_flow(setting.objective, followed=setting.followed is not None)
     for number, point in enumerate(points):
         bound = candidates.bind(
             point.params,

@@ -4,13 +4,15 @@ import operator
 import random
 import sys
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
+from itertools import islice
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 from tacit.errors import InputError
 from tacit.objective.models import (
@@ -24,6 +26,10 @@ from tacit.objective.params import Params, Point
 from tacit.objective.randomness import Generator
 
 Value = TypeVar("Value")
+CONTAINERS = (list, dict, OrderedDict, defaultdict)
+LONG = 2**12
+"""Largest number of entries of a list, dictionary or plain tensor whose contents are restored; a
+vocabulary or a log is not looked through."""
 
 
 def call_with_params(
@@ -54,9 +60,14 @@ def swapped(model: nn.Module, params: Params) -> Iterator[None]:
     given = params.buffers if isinstance(params, Point) else {}
     replacements = {id(parameters[n]): tensor for n, tensor in params.items()}
     replacements |= {id(b): given.get(n, b).clone() for n, b in buffers.items()}
+    for module in model.modules():  # counters and the like, which forward may change in place
+        plain = [t for t in vars(module).values() if type(t) is Tensor and not t.requires_grad]
+        small = [t for t in plain if t.numel() <= LONG and id(t) not in replacements]
+        replacements |= {id(t): t.clone() for t in small}
     with ExitStack() as stack:
         attributes = _Attributes(model)
         stack.callback(attributes.restore)
+        stack.enter_context(_without_cached_parametrizations())
         if "torch._dynamo" in sys.modules:
             stack.enter_context(torch.compiler.set_stance("force_eager"))
         for name, tensor in params.items():
@@ -65,6 +76,17 @@ def swapped(model: nn.Module, params: Params) -> Iterator[None]:
         for container, before in attributes.contents:
             _replace(container, before, replacements)
         yield
+
+
+@contextmanager
+def _without_cached_parametrizations() -> Iterator[None]:
+    """Inside of the user's parametrize.cached(), compute from the swapped parameters anyway."""
+    before = parametrize._cache_enabled, parametrize._cache
+    parametrize._cache_enabled, parametrize._cache = 0, {}
+    try:
+        yield
+    finally:
+        parametrize._cache_enabled, parametrize._cache = before
 
 
 def _gradient_hooks(parameter: nn.Parameter, replacement: Tensor) -> list[Callable[..., Any]]:
@@ -83,38 +105,54 @@ def _replace(container: Any, before: Any, replacements: dict[int, Tensor]) -> No
 
 
 class _Attributes:
-    """The attributes of all modules, and the contents of lists and dictionaries among them."""
+    """The attributes of all modules, and the contents of lists and dictionaries inside of them."""
 
     def __init__(self, model: nn.Module):
-        kinds = (list, dict, OrderedDict, defaultdict)
         self.contents: list[tuple[Any, Any]] = []
         """Containers with a copy of what they hold."""
-        self._empty: list[Any] = []
+        self._sizes: list[tuple[Any, int]] = []
+        """Empty and long containers with their length."""
+        seen: set[int] = set()
         for module in model.modules():
-            attributes = vars(module)
-            self.contents.append((attributes, attributes.copy()))
-            for value in attributes.values():
-                if type(value) in kinds and value:
-                    self.contents.append((value, value.copy()))
-                elif type(value) in kinds:
-                    self._empty.append(value)
+            self.contents.append((vars(module), vars(module).copy()))
+            self._add(vars(module).values(), seen)
+
+    def _add(self, values: Iterable[Any], seen: set[int]) -> None:
+        """Add the containers among these values, and those inside of them, each once."""
+        for value in values:
+            if type(value) not in CONTAINERS:
+                continue
+            if not 0 < len(value) <= LONG:
+                self._sizes.append((value, len(value)))
+            elif id(value) not in seen:
+                seen.add(id(value))
+                self.contents.append((value, value.copy()))
+                self._add(value if isinstance(value, list) else value.values(), seen)
 
     def restore(self) -> None:
-        """Restore the same objects, in the same order."""
-        for container in self._empty:
-            container.clear()
+        """Restore the same objects, in the same order; of long containers only the length."""
+        for container, size in self._sizes:
+            if isinstance(container, list):
+                del container[size:]
+            elif len(container) > size:
+                _restore(container, dict(islice(container.items(), size)))
         for container, before in self.contents:
             if isinstance(container, list):
                 container[:] = before
-                continue
-            same = map(operator.is_, container.values(), before.values())
-            if container.keys() == before.keys() and all(same):
-                continue
-            for key in container.keys() - before.keys():
-                del container[key]
-            if len(container) < len(before):
-                container.clear()
-            container.update(before)
+            else:
+                _restore(container, before)
+
+
+def _restore(container: dict[Any, Any], before: dict[Any, Any]) -> None:
+    """Make a dictionary hold the same objects in the same order as before."""
+    same = map(operator.is_, container.values(), before.values())
+    if container.keys() == before.keys() and all(same):
+        return
+    for key in container.keys() - before.keys():
+        del container[key]
+    if len(container) < len(before):
+        container.clear()
+    container.update(before)
 
 
 def check_graph(model: nn.Module, loss: Tensor, leaves: Params) -> None:
@@ -185,17 +223,20 @@ def temporary_mode(
 ) -> Iterator[None]:
     """Set the mode of every module, and restore modes and buffers.
 
-    Batch norm is in training mode only where it uses the statistics of the batch.
+    Batch norm is in training mode only where it uses the statistics of the batch. Parts in eval
+    mode of a model in training mode stay so, as dropout of a frozen backbone did in training.
 
     Buffers that a forward pass adds (caches that start as None) are removed.
     """
     states = [(module, module.training, dict(module._buffers)) for module in model.modules()]
+    whole = not model.training
     recurrent = any(isinstance(module, nn.RNNBase) for module, _, _ in states)
     # cuDNN's recurrent layers have no backward in eval mode and no double backward at all.
     with torch.backends.cudnn.flags(enabled=False) if recurrent else nullcontext():
         try:
-            for module, _, _ in states:
-                module.training = batch_norm == "batch" if is_batch_norm(module) else training
+            for module, was_training, _ in states:
+                active = training and (was_training or whole)
+                module.training = batch_norm == "batch" if is_batch_norm(module) else active
             yield
         finally:
             for module, was_training, buffers in states:

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from tacit.errors import InputError
@@ -14,8 +14,11 @@ NO_DEPENDENCE = "the loss does not depend on the parameters: they are detached, 
 
 
 def leaves(params: Params) -> Params:
-    """The same values as new leaves of the autograd graph; memory is shared."""
-    return same_buffers({n: p.detach().requires_grad_() for n, p in params.items()}, params)
+    """The same values as new leaves of the autograd graph; memory is shared.
+
+    They are parameters: a forward pass may ask for that, or assign one to another module.
+    """
+    return same_buffers({n: nn.Parameter(p.detach()) for n, p in params.items()}, params)
 
 
 def gradient(mean: Tensor, leaves: Params, *, graph: bool = False) -> tuple[Tensor | None, ...]:

@@ -126,6 +126,12 @@ UNSUPPORTED_TENSORS: tuple[tuple[Callable[[Any], bool], str], ...] = (
         "with to_dense(), and mask it in forward",
     ),
     (
+        lambda p: p.requires_grad and p._post_accumulate_grad_hooks,
+        "has a hook that runs after its gradient is accumulated (to mask or clip it, or to step an "
+        "optimizer), which is not applied here: remove it with the handle's remove(); for what "
+        "changes the gradient use parameter.register_hook, which is applied",
+    ),
+    (
         lambda p: p.requires_grad and p.is_inference(),
         "was made in inference mode and has no gradient: build or load the model outside of it",
     ),
@@ -176,7 +182,7 @@ def _unsupported_module(module: nn.Module) -> str | None:
             "is scripted or traced, so that its parameters cannot be replaced: pass the Python "
             "module that it was made from, with load_state_dict(scripted.state_dict())"
         )
-    if ".quantized" in type(module).__module__:
+    if re.match(r"torch\..*\bquantized\b", type(module).__module__):
         return "is quantised and has no gradients: pass the model of before the quantisation"
     if _class_names(type(module)) & {"FullyShardedDataParallel", "FSDPModule"}:
         return (
@@ -267,7 +273,7 @@ def own_names(model: nn.Module, tensors: Mapping[str, Tensor]) -> Params:
         renamed.pop("n_averaged", None)  # the counter of AveragedModel
     if all(name in renamed for name in names):
         return renamed
-    stripped = without_wrappers(tensors)
+    stripped = _without_compiled(tensors)
     prefixes = [n.removesuffix(names[0]) for n in stripped if n.endswith(f".{names[0]}")]
     common = [p for p in ["", *prefixes] if all(p + name in stripped for name in names)]
     if len(common) != 1:
@@ -275,11 +281,17 @@ def own_names(model: nn.Module, tensors: Mapping[str, Tensor]) -> Params:
     return {name.removeprefix(common[0]): tensor for name, tensor in stripped.items()}
 
 
-def without_wrappers(tensors: Mapping[str, Tensor]) -> Params:
-    """Tensors without the parts of their names that only wrappers have, where no model is known."""
+def _without_compiled(tensors: Mapping[str, Tensor]) -> Params:
+    """Tensors without the parts of their names that no model of one's own has."""
     parts = re.compile(r"(^|(?<=\.))(_orig_mod|_checkpoint_wrapped_module)\.")
     stripped = {parts.sub("", str(name)): tensor for name, tensor in tensors.items()}
     stripped.pop("n_averaged", None)  # the counter of AveragedModel
+    return stripped
+
+
+def without_wrappers(tensors: Mapping[str, Tensor]) -> Params:
+    """Tensors without the parts of their names that only wrappers have, where no model is known."""
+    stripped = _without_compiled(tensors)
     while stripped and all(name.startswith("module.") for name in stripped):
         stripped = {name.removeprefix("module."): tensor for name, tensor in stripped.items()}
     return stripped

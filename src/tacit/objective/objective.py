@@ -85,6 +85,7 @@ class Objective:
     {'weight': tensor([[-1., -3.]], dtype=torch.float64)}
     """
 
+    @torch.inference_mode(mode=False)
     def __init__(  # noqa: PLR0913 # the model, its loss and the data, then keyword options
         self,
         model: nn.Module,
@@ -298,7 +299,7 @@ class Objective:
             for theta in (point, perturb_last_digit(point))
         ]
         return {
-            name: 0.0 if here is None or there is None else norm({name: there.sub_(here)})
+            name: 0.0 if here is None or there is None else norm({name: there - here})
             for name, here, there in zip(point, *gradients, strict=True)
         }
 
