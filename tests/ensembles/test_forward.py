@@ -137,6 +137,55 @@ def test_a_copy_that_runs_the_original_is_refused(build):
         ensemble.forward(ensemble.params, X.expand(2, *X.shape), None)
 
 
+def hooked(register):
+    torch.manual_seed(0)
+    model = sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 1))
+    register(model)
+    return model
+
+
+BACKWARD_HOOKS = {
+    "parameter": lambda model: model[0].weight.register_hook(lambda g: g.clamp(-1, 1)),
+    "module": lambda model: model[0].register_full_backward_hook(lambda *_: None),
+}
+
+
+@pytest.mark.parametrize("register", BACKWARD_HOOKS.values(), ids=BACKWARD_HOOKS)
+def test_backward_hooks_are_refused(register):
+    with pytest.raises(tacit.InputError, match="has a backward hook"):
+        ensembles.from_models([hooked(register), hooked(register)])
+
+
+def test_members_with_different_hooks_are_refused():
+    def doubled(model):
+        model[0].register_forward_hook(lambda module, inputs, output: 2 * output)
+
+    def halved(model):
+        model[0].register_forward_hook(lambda module, inputs, output: output / 2)
+
+    with pytest.raises(tacit.InputError, match="another architecture"):
+        ensembles.from_models([hooked(doubled), hooked(halved)])
+
+
+def test_attention_is_differentiated():
+    class Attention(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.attention = nn.MultiheadAttention(4, 2, batch_first=True)
+            self.readout = nn.Linear(4, 1)
+
+        def forward(self, x):
+            x = x.view(len(x), -1, 4)
+            return self.readout(self.attention(x, x, x, need_weights=False)[0].mean(1))
+
+    models = [Attention().double() for _ in range(2)]
+    X, y = random_data(0, inputs=12)
+    _, gradients = ensembles.gradients(ensembles.from_models(models), F.mse_loss, (X, y))
+    expected = tacit.Objective(models[1], F.mse_loss, (X, y)).gradient()
+    for name, tensor in expected.items():
+        torch.testing.assert_close(gradients[name][1], tensor, rtol=1e-9, atol=1e-12)
+
+
 @pytest.mark.parametrize("dims", [(1, -1), (-2, -1), (2, 3), (2, -1), (1, 2)])
 def test_flatten_counts_dimensions_as_the_module_does(dims):
     X = torch.randn(6, 2, 3, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)

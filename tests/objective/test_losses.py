@@ -111,6 +111,23 @@ def test_padding_that_is_counted_as_data_is_a_problem():
     )
 
 
+def test_masked_rows_are_a_problem_where_the_mask_is_in_the_target():
+    X, y = random_data(0, count=64)
+    mask = (torch.rand(64, 1, generator=torch.Generator().manual_seed(0)) > 0.3).double()
+
+    def packed(output, target):
+        return (target[:, 1:] * (output - target[:, :1])).square().mean()
+
+    def in_pairs(output, target):
+        return (target[1] * (output - target[0])).square().mean()
+
+    pairs = [(a, (b, c)) for a, b, c in zip(X.split(16), y.split(16), mask.split(16), strict=True)]
+    for loss, data in ((packed, (X, torch.cat([y, mask], 1))), (in_pairs, pairs)):
+        fit = fit_l2(Objective(tanh_mlp(0), loss, data))
+        assert len(padding_problems(fit)) == 1
+        assert fit.sources[0].ignored == pytest.approx(1 - float(mask.mean()))
+
+
 def test_a_first_pass_without_gradient_does_not_hide_padding():
     def mean_over_all(output, target):
         return F.cross_entropy(output.movedim(-1, 1), target, reduction="none").mean()

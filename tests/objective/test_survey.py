@@ -4,6 +4,7 @@ Every refusal is compared with what the user's own loop over the data would comp
 """
 
 import warnings
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -59,6 +60,28 @@ def test_class_weights_are_refused_however_rare_the_class_is(size):
     assert all(refused(lambda seed=seed: make(seed)) for seed in range(100))
 
 
+def test_class_weights_are_refused_among_a_hundred_classes():
+    for seed in range(30):
+        generator = torch.Generator().manual_seed(seed)
+        X = torch.randn(3000, 5, generator=generator)
+        y = torch.randint(0, 99, (3000,), generator=generator)
+        y[torch.randperm(3000, generator=generator)[:2]] = 99
+        weights = torch.cat([torch.ones(99), torch.tensor([20.0])])
+        model = tanh_mlp(seed, (5, 8, 100)).float()
+
+        def loss(output, target, weights=weights):
+            return F.cross_entropy(output, target, weight=weights.to(output))
+
+        batches = split_batches(X, y, size=64)
+        assert refused(lambda m=model, f=loss, b=batches: Objective(m, f, b))
+        Objective(model, F.cross_entropy, batches).gradient()
+        if seed < 3:
+            ensemble = ensembles.initialise(lambda: tanh_mlp(0, (5, 8, 100)).float(), [0, 1])
+            ensembles.gradients(ensemble, F.cross_entropy, (X, y))
+            with pytest.raises(InputError, match="class weights"):
+                ensembles.gradients(ensemble, loss, (X, y))
+
+
 def test_class_weights_are_computed_by_the_ways_that_the_refusal_names():
     model, (X, y) = classifier(0), class_data(0)
     expected = strength(model, weighted_cross_entropy(model(X), y))
@@ -101,6 +124,50 @@ def test_ignored_tokens_in_one_batch_are_refused_and_counted_by_from_mean_loss(s
     assert_close(objective.gradient(), gradient_of(model, whole), tolerance=1e-12)
     assert objective.count == len(batches)
     assert f"batches    {len(batches)}" in fit_l2(objective).summary()
+
+
+def test_padding_in_one_batch_of_a_large_vocabulary_is_refused():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(1000, 6), nn.Linear(6, 1000)).double()
+    tokens = torch.randint(1, 1000, (160, 12))
+    labels = tokens.roll(-1, 1)
+    labels[104:112, 6:] = IGNORED
+    batches = split_batches(tokens, labels, size=8)
+
+    def loss(output, target):
+        return F.cross_entropy(output.movedim(-1, 1), target)
+
+    def batch_mean(model, batch):
+        return loss(model(batch[0]), batch[1])
+
+    with pytest.raises(InputError, match="ignored tokens"):
+        Objective(model, loss, batches).gradient()
+    with pytest.raises(InputError, match=r"mean over its two parts|losses \(tokens"):
+        Objective.from_mean_loss(
+            model, batch_mean, batches, count=lambda batch: batch[1].numel()
+        ).gradient()
+    right = Objective.from_mean_loss(
+        model, batch_mean, batches, count=lambda batch: (batch[1] != IGNORED).sum()
+    )
+    assert right.value() == pytest.approx(loss(model(tokens), labels).item(), rel=1e-12)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 7, 33, 65])
+def test_outputs_may_be_squeezed(count):
+    """The shape of a single example is then (), which broadcasts without harm."""
+    X, y = random_data(0, count=count)
+    model = tanh_mlp(0).float()
+    batches = split_batches(X.float(), y[:, 0].float(), size=16)
+
+    def loss(output, target):
+        return F.mse_loss(output.squeeze(), target)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        whole = F.mse_loss(model(X.float())[:, 0], y[:, 0].float())
+        for data in (batches, (X.float(), y[:, 0].float())):
+            objective = Objective(model, loss, data)
+            assert objective.value() == pytest.approx(whole.item(), rel=1e-5)
 
 
 def plain_square(output, target):
@@ -240,6 +307,35 @@ def test_one_number_per_batch_is_refused_with_both_remedies():
             TwoTowers(), contrastive, data,
             interacting=True, batch_size=32, weights=torch.ones(128),
         )  # fmt: skip
+
+
+class Graph(NamedTuple):
+    """A batch that cannot be cut into rows."""
+
+    nodes: torch.Tensor
+    edges: torch.Tensor
+    y: torch.Tensor
+
+
+def test_one_number_per_batch_is_refused_where_batches_cannot_be_cut():
+    X, y = random_data(0)
+    model = tanh_mlp(0)
+    graphs = [Graph(x, torch.zeros(2, 3), t) for x, t in split_batches(X, y)]
+    lists = [list(zip(x, t, strict=True)) for x, t in split_batches(X, y)]
+
+    def of_graph(model, batch):
+        return (model(batch.nodes) - batch.y).square()[:, 0]
+
+    def of_list(model, batch):
+        return torch.stack([(model(x) - t).square().sum() for x, t in batch])
+
+    for losses, data in ((of_graph, graphs), (of_list, lists)):
+        objective = Objective.from_batch_loss(model, losses, data)
+        assert objective.value() == pytest.approx(F.mse_loss(model(X), y).item(), rel=1e-12)
+        with pytest.raises(InputError, match=r"one number for.*interacting=True"):
+            Objective.from_batch_loss(
+                model, lambda m, b, f=losses: f(m, b).mean()[None], data
+            ).gradient()
 
 
 def test_losses_that_interact_with_equal_values_are_refused_by_their_gradient():

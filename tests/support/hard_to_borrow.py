@@ -186,7 +186,45 @@ def nested_wrappers():
     return FromFunction(lambda m, x: m.outer(x) + m.inner(x), outer=outer, inner=inner)
 
 
+def tied_in_forward():
+    def forward(m, x):
+        m.decoder.weight = m.encoder.weight
+        return m.decoder(m.encoder(x).tanh())
+
+    model = FromFunction(forward, encoder=linear(), decoder=linear())
+    model.decoder.weight = model.encoder.weight
+    return model
+
+
+def asks_for_parameters():
+    def forward(m, x):
+        parameters = [p for p in m.layer._parameters.values() if isinstance(p, nn.Parameter)]
+        return m.layer(x) + sum(p.sum() for p in parameters)
+
+    return FromFunction(forward, layer=linear())
+
+
+def broadcast_gradient():
+    other = nn.Linear(4, 4, bias=False)
+    return FromFunction(lambda m, x: m.layer(x) + m.other.weight.sum(), layer=linear(), other=other)
+
+
+def nested_log():
+    def forward(m, x):
+        m.log["calls"].append(1)
+        m.count += 1
+        return m.layer(x)
+
+    model = FromFunction(forward, layer=linear())
+    model.log, model.count = {"calls": []}, torch.zeros(1)
+    model.words = {str(number): number for number in range(10000)}
+    return model
+
+
 MODELS = {
+    "asks for parameters": asks_for_parameters,
+    "gradient that is expanded": broadcast_gradient,
+    "nested log and counter": nested_log,
     "[l, tanh, l]": shared_in_sequential,
     "ModuleList([b]*3)": shared_blocks,
     "siamese": siamese,

@@ -12,7 +12,7 @@ from tacit.errors import InputError, check_type
 from tacit.objective import derivatives
 from tacit.objective.losses import BatchMean, Loss, broadcasts_refused
 from tacit.objective.params import Params
-from tacit.objective.survey import MAX_ROWS, Survey, check_mean_loss
+from tacit.objective.survey import MAX_ROWS, check_mean_loss, rows_of_values
 
 
 def prepare(
@@ -83,9 +83,8 @@ def check_member_loss(ensemble: Ensemble, loss: Loss, data: MemberData) -> None:
     member = data.select(torch.tensor([0]))
     indices = torch.arange(data.examples)
     if len(indices) > MAX_ROWS:
-        targets = member.targets[member.assignment[0]]
-        rare = torch.cat(Survey(count_tokens=False).new_rows(0, targets))
-        spread = torch.linspace(0, data.examples - 1, MAX_ROWS - len(rare))
+        rare = rows_of_values(member.targets[member.assignment[0]])
+        spread = torch.linspace(0, data.examples - 1, MAX_ROWS)
         indices = torch.cat([spread.round().long(), rare]).unique()
     inputs, targets = member.gather(indices[None].to(data.inputs.device))
     params = {n: p[:1].detach() for n, p in ensemble.params.items()}
@@ -117,4 +116,4 @@ def check_member_loss(ensemble: Ensemble, loss: Loss, data: MemberData) -> None:
                 "reduction='mean', which is a scalar."
             )
         if torch.isfinite(value):
-            check_mean_loss(evaluate, params, batch, by_row=True)
+            check_mean_loss(evaluate, params, batch, by_row=True, collected=True)

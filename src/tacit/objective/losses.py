@@ -16,7 +16,14 @@ import torch
 from torch import Tensor, nn
 
 from tacit.errors import InputError
-from tacit.objective.batches import BatchPair, map_tensors, tensors_in
+from tacit.objective.batches import (
+    BatchPair,
+    join_batches,
+    map_tensors,
+    row_count,
+    select_rows,
+    tensors_in,
+)
 from tacit.objective.derivatives import pull_back
 from tacit.objective.params import describe, to_float64
 from tacit.objective.randomness import Noise
@@ -35,6 +42,34 @@ class BatchMean(NamedTuple):
     weight: float
     size: int
     tokens: "Tokens | None" = None
+    outputs: "Outputs | None" = None
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """The model's outputs and the targets of a batch, from which its loss is computed anew."""
+
+    output: Any
+    target: Any
+    count: int
+    loss: "Loss"
+
+    def mean(self) -> BatchMean:
+        """The mean loss."""
+        with torch.no_grad(), broadcasts_refused(self.count):
+            return BatchMean(self.loss(self.output, self.target), self.count, self.count)
+
+    def rows(self, part: slice) -> "Outputs":
+        """Some examples."""
+        rows = torch.arange(self.count)[part]
+        output, target = select_rows((self.output, self.target), rows, self.count)
+        return Outputs(output, target, len(rows), self.loss)
+
+    def join(self, other: "Outputs") -> "Outputs":
+        """The examples of two batches as one."""
+        output = join_batches(self.output, other.output)
+        target = join_batches(self.target, other.target)
+        return Outputs(output, target, self.count + other.count, self.loss)
 
 
 class Tokens(NamedTuple):
@@ -43,10 +78,15 @@ class Tokens(NamedTuple):
     values: Tensor | None
     """The model's output, or the losses, of which an ignored token's is 0; None if unknown."""
     are_losses: bool
-    class_dim: int | None = None
-    """The dimension of the output that is not one of tokens, if any."""
+    class_dim: int | tuple[int, ...] | None = None
+    """The dimensions of the output that are not those of tokens, if any."""
     per_row: float = 1.0
     """Number of targets per row of the batch."""
+
+    @property
+    def are_one(self) -> bool:
+        """Whether there is one loss for a whole batch."""
+        return self.are_losses and self.values is not None and len(self.values) == 1
 
     def when_known(self, use: Callable[[Tensor], None]) -> None:
         """Call use(ignored), a mask over the tokens: now, or when the gradient is computed."""
@@ -89,7 +129,7 @@ class MeanLoss:
         batch, weights = pair
         inputs, target = split_batch(batch)
         output, count = model(*inputs), count_examples(batch)
-        with broadcasts_refused():
+        with broadcasts_refused(count):
             if weights is not None:
                 # Weights need the loss of each example: the mean-reduced loss of a batch of one.
                 return _weighted_mean(_losses_one_by_one(self.function, output, target), weights)
@@ -99,7 +139,8 @@ class MeanLoss:
                 f"loss(output, target) returned {describe(mean)}: a scalar is needed, as with "
                 "reduction='mean'. For one loss per example use Objective.from_batch_loss."
             )
-        return BatchMean(mean, count, count, _output_tokens(output, target))
+        outputs = Outputs(map_tensors(output, Tensor.detach), target, count, self.function)
+        return BatchMean(mean, count, count, _output_tokens(output, target, count), outputs)
 
     def examples(self, model: nn.Module, pair: BatchPair, _: Noise | None) -> ExampleOutputs:
         """The examples of a batch: row i of the gradient of count·mean by the outputs is ∂ℓ_i/∂f_i.
@@ -293,15 +334,19 @@ def count_examples(batch: Any) -> int:
 def _call(
     function: BatchLoss, model: nn.Module, batch: Any, noise: Noise | None
 ) -> Tensor | tuple[Tensor, Tensor]:
-    with broadcasts_refused():
+    with broadcasts_refused(row_count(batch)):
         return function(model, batch) if noise is None else function(model, batch, noise)
 
 
 @contextmanager
-def broadcasts_refused() -> Iterator[None]:
-    """Make torch's warning that output and target differ in shape an error."""
+def broadcasts_refused(count: int | None = None) -> Iterator[None]:
+    """Make torch's warning that output and target differ in shape an error.
+
+    With one example it is harmless: `squeeze` of a last batch of one gives shapes () and (1,).
+    """
     with warnings.catch_warnings():
-        warnings.filterwarnings("error", "Using a target size", UserWarning)
+        action = "ignore" if count == 1 else "error"
+        warnings.filterwarnings(action, "Using a target size", UserWarning)
         try:
             yield
         except UserWarning as warning:
@@ -311,18 +356,21 @@ def broadcasts_refused() -> Iterator[None]:
             ) from warning
 
 
-def _output_tokens(output: Any, target: Any) -> Tokens | None:
+def _output_tokens(output: Any, target: Any, count: int) -> Tokens:
     """The outputs by token, where output and target say which dimension is not one of tokens."""
-    if not (isinstance(target, Tensor) and target.numel()):
-        return None
-    per_row = target.numel() / len(target) if target.ndim else 1.0
+    per_row = 1.0
+    if isinstance(target, Tensor) and target.ndim and len(target):
+        per_row = target.numel() / len(target)
     if isinstance(output, Tensor):
         for dim in (None, 1, -1):
             shape = list(output.shape)
             if dim is not None and len(shape) > 1:
                 del shape[dim]
-            if shape == list(target.shape):
+            if isinstance(target, Tensor) and shape == list(target.shape):
                 return Tokens(output, are_losses=False, class_dim=dim, per_row=per_row)
+        if output.ndim and len(output) == count:  # a target with a mask beside it, for instance
+            others = tuple(range(1, output.ndim)) or None
+            return Tokens(output, are_losses=False, class_dim=others, per_row=per_row)
     return Tokens(None, are_losses=False, per_row=per_row)
 
 

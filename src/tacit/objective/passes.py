@@ -172,13 +172,14 @@ class Passes:
         def read(model: nn.Module, noise: Noise | None):
             batch_mean = self.loss.mean(model, pair, noise)
             if first is not None:
-                first.see(pair[0], batch_mean.tokens)
+                first.see(pair[0], batch_mean)
             return batch_mean, () if derivative is None else derivative(batch_mean.mean, leaves)
 
         batch_mean, vectors = self.call(leaves, read, draw=draw, index=index)
         if derivative is not None and index == 0:
             check_graph(self.model, batch_mean.mean, leaves)
-        return batch_mean._replace(mean=batch_mean.mean.detach(), tokens=None), vectors
+        batch_mean = BatchMean(batch_mean.mean.detach(), batch_mean.weight, batch_mean.size)
+        return batch_mean, vectors
 
     def batch_mean(self, params: Params, pair: BatchPair, draw: int | None = None) -> BatchMean:
         """The mean loss of one batch."""
@@ -224,7 +225,7 @@ class Passes:
                 for index, pair in enumerate(self.read(draws_here[0])):
                     weight, size = 0.0, 0
                     for draw in draws_here:
-                        (mean, weight, size, _), vectors = self.differentiate(
+                        (mean, weight, size, *_), vectors = self.differentiate(
                             params, pair, derivative, draw, index, first
                         )
                         check_finite_loss(mean, index)
@@ -246,8 +247,10 @@ class Passes:
 
     def check_survey(self, params: Params, first: Survey) -> Facts:
         """Check the examples that the first pass collected; the facts that the pass showed."""
-        for examples, _ in first.rare_examples.values():
-            self.check_mean_loss(params, examples)
+        if first.one_number and first.several_examples and first.batches > 1:
+            raise InputError(f"batch_loss returns one number for every batch: {survey.ONE_EACH}")
+        for examples in first.collected():
+            self.check_mean_loss(params, examples, collected=True)
         ignored = first.ignored / max(first.tokens, 1)
         if ignored > survey.MIN_IGNORED:
             # A loss may be flat at this point (a margin that is kept), but not at all points.
@@ -265,7 +268,7 @@ class Passes:
         masks: list[Tensor] = []
 
         def read(model: nn.Module, noise: Noise | None) -> None:
-            mean, _, _, tokens = self.loss.mean(model, (batch, None), noise)
+            mean, _, _, tokens, *_ = self.loss.mean(model, (batch, None), noise)
             if tokens is not None:
                 tokens.when_known(masks.append)
                 if not masks and tokens.values is not None:
@@ -322,7 +325,7 @@ class Passes:
                 f"objective is not deterministic. Likely cause: {cause}."
             )
 
-    def check_mean_loss(self, params: Params, batch: Any) -> None:
+    def check_mean_loss(self, params: Params, batch: Any, *, collected: bool = False) -> None:
         """Refuse a loss that is not a mean over the examples of this batch, in eval mode.
 
         A loss that takes its noise cannot be compared: its noise differs on a part of a batch.
@@ -332,12 +335,13 @@ class Passes:
         if isinstance(self.loss, WholeBatches) and self.batch_norm == "batch":
             # A part of a batch has other statistics; with running ones it can be compared.
             if not without_statistics(self.model):
-                self._by_example().check_mean_loss(params, batch)
+                self._by_example().check_mean_loss(params, batch, collected=collected)
             return
         with self.prepared(training=False), torch.enable_grad():
             survey.check_mean_loss(
                 self._evaluate_part, params, batch,
                 by_row=isinstance(self.loss, MeanLoss), repeatable=not self.training,
+                collected=collected,
             )  # fmt: skip
 
     def _by_example(self) -> "Passes":

@@ -6,7 +6,7 @@ batches of the first pass and compared at its end.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from tacit.errors import InputError
 from tacit.objective.batches import join_batches, row_count, select_rows, tensors_in
-from tacit.objective.losses import BatchMean, Tokens, check_finite_loss, count_examples
+from tacit.objective.losses import BatchMean, Outputs, check_finite_loss, count_examples
 from tacit.objective.params import (
     Params,
     coarsest_dtype,
@@ -38,9 +38,13 @@ MIN_IGNORED = 0.01
 """Part of the tokens that the loss may ignore without a Problem."""
 FREQUENT = 0.01
 """A new value that fills this part of a batch is collected in any case: padding is frequent."""
+MIN_FREQUENT = 8
+"""The least number of entries that a frequent value fills: most tokens of small batches are new."""
 MAX_ENTRIES, MAX_WIDTH = 2**18, 64
 """Larger tensors (images) are not searched: entries of integers, entries per row of floats."""
 
+MAX_OUTPUT = 2**24
+"""Larger outputs (entries) are not copied to be compared with those of the first batch."""
 COARSE = 0.02
 """Relative rounding of a gradient that is accepted below float64: autocast may be inside a loss."""
 PART_ERRORS = (RuntimeError, ValueError, TypeError, LookupError, AssertionError, InputError)
@@ -60,6 +64,13 @@ NOT_A_MEAN = (
 )
 
 
+ONE_EACH = (
+    "one loss per example is needed (reduction='none'). Where examples of a batch interact, as in "
+    "contrastive learning, pass interacting=True; for a model that returns its mean loss use "
+    "Objective.from_mean_loss(…, count=…)."
+)
+
+
 class Facts(NamedTuple):
     """What a pass showed about the examples; see the fields of the same names in `Source`."""
 
@@ -70,7 +81,7 @@ class Facts(NamedTuple):
 
 
 class Survey:
-    """What one pass shows: examples with values that no earlier one had, and ignored tokens."""
+    """What one pass shows: examples that may tell that the loss is no mean, and ignored tokens."""
 
     def __init__(self, *, count_tokens: bool):
         self.counts_tokens = count_tokens
@@ -81,41 +92,88 @@ class Survey:
         """The first batch that holds such tokens."""
         self.row_sizes: set[float] = set()
         """Numbers of targets per row."""
+        self.batches = 0
+        self._last: Any = None
+        """The last batch."""
+        self.one_number, self.several_examples = True, False
+        """Whether every batch has one loss, and whether some batch is not one example."""
+        self._first: tuple[Any, Outputs, BatchMean] | None = None
+        """Some examples of the first batch, their outputs and their mean loss."""
+        self._suspect: Any = None
+        """Examples whose loss seems to be no mean over them."""
         self._values: dict[int, Tensor] = {}
         """Values seen so far, by the position of the tensor in a batch; of floats the extremes."""
-        self.rare_examples: dict[Any, tuple[Any, int]] = {}
+        self._rare: dict[Any, tuple[Any, int]] = {}
         """Examples with new values as a batch, and their number, by the shape of an example."""
 
-    def see(self, batch: Any, tokens: Tokens | None) -> None:
+    def see(self, batch: Any, batch_mean: BatchMean) -> None:
         """Look at a batch, before its gradient is computed."""
+        tokens = batch_mean.tokens
+        self.batches, self._last = self.batches + 1, batch
+        self.one_number &= tokens is not None and tokens.are_one
+        self.several_examples |= not _may_be_one(batch)
         if tokens is not None:
             self.row_sizes.add(tokens.per_row)
             if self.counts_tokens:
                 tokens.when_known(lambda ignored: self._add_ignored(batch, ignored))
-        self._collect(batch)
+        if self._suspect is None and not self._compare_outputs(batch, batch_mean):
+            self._collect(batch)
+
+    def collected(self) -> list[Any]:
+        """The examples that are to be compared with their parts, as batches; at least some."""
+        rare = [examples for examples, _ in self._rare.values()]
+        suspects = [] if self._suspect is None else [self._suspect]
+        return [*suspects, *rare] or [spread_rows(self._last)]
+
+    def _compare_outputs(self, batch: Any, batch_mean: BatchMean) -> bool:
+        """Whether the loss could be computed from outputs, to see if it is a mean over examples.
+
+        The model is not run, so that every batch is looked at, joined with the first one: in one of
+        them is the rarest of classes, or the only padding.
+        """
+        outputs, count = batch_mean.outputs, batch_mean.size
+        if outputs is None or sum(t.numel() for t in tensors_in(outputs.output)) > MAX_OUTPUT:
+            return False
+        here = BatchMean(batch_mean.mean.detach(), count, count)
+        try:
+            if self._first is None:
+                first = outputs.rows(slice(MAX_ROWS))
+                self._first = (
+                    select_rows(batch, torch.arange(first.count), count), first, first.mean()
+                )  # fmt: skip
+                cut = 3 * count // 8  # few examples of a class are never split as 3 to 5
+                pieces = [outputs.rows(slice(cut)), outputs.rows(slice(cut, None))]
+                whole, parts = here, [piece.mean() for piece in pieces if piece.count]
+            else:
+                examples, first, mean = self._first
+                batch = join_batches(examples, batch)
+                whole, parts = first.join(outputs).mean(), [mean, here]
+        except PART_ERRORS:
+            return False  # the loss differentiates, or two batches differ in their shapes
+        precision = torch.finfo(coarsest_dtype(whole.mean)).eps ** 0.75
+        if count > 1 and _complaint(whole, parts, 0.0, precision, count):
+            self._suspect = batch
+        return True
 
     def _collect(self, batch: Any) -> None:
         """Keep the examples of a batch with new values, and the very first ones."""
-        if not (count := row_count(batch)):
+        if (count := row_count(batch) or 0) < 2:
             return
-        rare, others = [], [] if self.rare_examples else [torch.arange(min(count, 4))]
         tensors = list(tensors_in(batch))
+        rows = [torch.arange(0 if self._rare else min(count, 4))]
         for position, tensor in enumerate(tensors):
             if tensor.ndim and tensor.numel():
-                rare_here, others_here = self.new_rows(position, tensor)
-                rare.append(rare_here)
-                others.append(others_here)
+                rows.append(self._new_rows(position, tensor))
         shapes = tuple((t.dtype, t.shape[1:]) for t in tensors)
-        earlier, size = self.rare_examples.get(shapes, (None, 0))
-        most = most_rows(batch)
-        # Half of the places are for values that may appear late, such as padding.
-        chosen = torch.cat([*others, torch.empty(0, dtype=torch.long)]).unique()
-        chosen = torch.cat([chosen[: max(0, most // 2 - size)], *rare]).unique()
-        chosen = chosen[: max(0, most - size)]
+        earlier, size = self._rare.get(shapes, (None, 0))
+        chosen, most = torch.cat(rows).unique(), most_rows(batch)
         if len(chosen):
-            part = select_rows(batch, chosen, count)
-            joined = part if earlier is None else join_batches(earlier, part)
-            self.rare_examples[shapes] = (joined, size + len(chosen))
+            examples = select_rows(batch, chosen, count)
+            examples = examples if earlier is None else join_batches(earlier, examples)
+            size += len(chosen)
+            if size > most:  # the latest ones are the rarest
+                examples = select_rows(examples, torch.arange(size - most, size), size)
+            self._rare[shapes] = (examples, min(size, most))
 
     def _add_ignored(self, batch: Any, ignored: Tensor) -> None:
         number = int(ignored.sum())
@@ -123,26 +181,33 @@ class Survey:
         if number and self.with_ignored is None:
             self.with_ignored = batch
 
-    def new_rows(self, position: int, tensor: Tensor) -> tuple[Tensor, Tensor]:
-        """One row for each new value of a tensor: extremes and frequent ones, then a few others."""
+    def _new_rows(self, position: int, tensor: Tensor) -> Tensor:
+        """One row for each new value of a tensor: the extremes, frequent ones, and a few others."""
         rows = tensor.detach().reshape(len(tensor), -1)
         if tensor.is_floating_point() and rows.shape[1] <= MAX_WIDTH:
             values, entries = _extremes(rows)
             frequent = torch.zeros_like(values, dtype=torch.bool)
         elif not (tensor.is_floating_point() or tensor.is_complex()) and rows.numel() < MAX_ENTRIES:
             values, entries, counts = _distinct(rows)
-            frequent = counts >= FREQUENT * rows.numel()
+            frequent = counts >= max(MIN_FREQUENT, FREQUENT * rows.numel())
         else:
-            return torch.empty(0, dtype=torch.long), torch.empty(0, dtype=torch.long)
+            return torch.empty(0, dtype=torch.long)
         seen = self._values.get(position, values[:0])
         new = ~torch.isin(values, seen)
         low, high = torch.cat([seen, values]).aminmax()
-        rare = new & (frequent | (values == low) | (values == high))
-        others = (new & ~rare).nonzero().flatten()
-        most = 0 if tensor.is_floating_point() else max(0, MAX_NEW_VALUES - len(seen))
+        chosen = new & (frequent | (values == low) | (values == high))
+        if not tensor.is_floating_point():
+            others = (new & ~chosen).nonzero().flatten()
+            chosen[others[: max(0, MAX_NEW_VALUES - len(seen))]] = True
         self._values[position] = torch.cat([seen, values[new]])
-        indices = entries.cpu() // rows.shape[1]
-        return indices[rare.cpu()], indices[others[:most].cpu()]
+        return entries[chosen].cpu() // rows.shape[1]
+
+
+def rows_of_values(tensor: Tensor, most: int = 512) -> Tensor:
+    """One row for each distinct value of integers (at most so many); of floats, of the extremes."""
+    rows = tensor.detach().reshape(len(tensor), -1)
+    _, entries, *_ = _extremes(rows) if tensor.is_floating_point() else _distinct(rows)
+    return entries[:most].cpu() // rows.shape[1]
 
 
 def most_rows(batch: Any) -> int:
@@ -152,6 +217,21 @@ def most_rows(batch: Any) -> int:
     """
     *_, last = (t for t in (torch.zeros(1), *tensors_in(batch)) if t.ndim and t.numel())
     return max(MIN_ROWS, min(MAX_ROWS, MAX_TARGETS * len(last) // last.numel()))
+
+
+def spread_rows(batch: Any, count: int | None = None) -> Any:
+    """At most `most_rows` examples of a batch, spread over it."""
+    count, most = count or row_count(batch), most_rows(batch)
+    if count is None or count <= most:
+        return batch
+    return select_rows(batch, torch.linspace(0, count - 1, most).long(), count)
+
+
+def _may_be_one(batch: Any) -> bool:
+    """Whether a batch may hold one example, as far as can be seen."""
+    if isinstance(batch, list) and all(isinstance(e, Mapping | list | tuple) for e in batch):
+        return len(batch) == 1  # a list of examples
+    return row_count(batch) == 1 or any(len(t) == 1 for t in tensors_in(batch) if t.ndim)
 
 
 def is_due(index: int) -> bool:
@@ -187,7 +267,13 @@ def random_points(params: Params, number: int = 8) -> Iterator[Params]:
 
 
 def check_mean_loss(
-    evaluate: Evaluate, params: Params, batch: Any, *, by_row: bool, repeatable: bool = True
+    evaluate: Evaluate,
+    params: Params,
+    batch: Any,
+    *,
+    by_row: bool,
+    repeatable: bool = True,
+    collected: bool = False,
 ) -> None:
     """Refuse a loss whose value on a batch is not the mean over the parts of the batch.
 
@@ -197,21 +283,23 @@ def check_mean_loss(
     Args:
         evaluate: the mean loss of a batch at a point, and its gradient.
         params: the point.
-        batch: examples; at most `most_rows` of them are compared.
+        batch: examples; of a batch of the data at most `most_rows` are compared.
         by_row: whether the batch is (inputs, …, target) with one row per example; batches of any
             other structure are not checked where they cannot be cut into parts.
         repeatable: whether the loss of a batch is known to be the same each time.
+        collected: whether the examples are from several batches: all of them are compared, unless
+            they cannot be evaluated as one batch.
     """
     count = count_examples(batch) if by_row else row_count(batch)
     if count is None or count < 2:
         return
-    if count > (most := most_rows(batch)):
-        rows = torch.linspace(0, count - 1, most).long()
-        batch, count = select_rows(batch, rows, count), most
+    if not collected:
+        batch, count = spread_rows(batch, count), min(count, most_rows(batch))
     try:
-        complaint = _Parts(evaluate, params, batch, count).compare(repeatable=repeatable)
+        parts = _Parts(evaluate, params, batch, count, collected=collected)
+        complaint = parts.compare(repeatable=repeatable)
     except _PartError as error:
-        if by_row:
+        if by_row and not collected and count > 3:  # squeeze() removes the only row of a part
             raise InputError(
                 f"the loss of a part of a batch of {count} cannot be computed ({error}), so that "
                 "it is not known to be a mean over examples. Every tensor needs one row per "
@@ -244,6 +332,7 @@ class _Parts:
     batch: Any
     count: int
     dim: int = 0
+    collected: bool = False
 
     def compare(self, *, repeatable: bool = True) -> str | None:
         """What is wrong with the loss, if anything.
@@ -290,7 +379,8 @@ class _Parts:
         try:
             batch_mean, gradient = self.evaluate(params, part, differentiate)
         except PART_ERRORS as error:
-            if len(rows) == self.count or isinstance(error, torch.OutOfMemoryError):
+            is_batch = len(rows) == self.count and not self.collected
+            if is_batch or isinstance(error, torch.OutOfMemoryError):
                 raise
             raise _PartError(str(error)) from error
         return batch_mean._replace(mean=batch_mean.mean.detach()), gradient
@@ -323,7 +413,7 @@ def rounding_levels(mean: Tensor, params: Sequence[Tensor]) -> tuple[float, floa
 def _splits(rows: Tensor, order: Tensor | None) -> Iterator[tuple[Tensor, Tensor]]:
     """Several ways to cut the rows of a batch in two; within a part their order stays."""
     middle = len(rows) // 2
-    cuts = {middle, max(1, len(rows) // 8)}
+    cuts = {middle, max(min(2, middle), len(rows) // 8)}
     yield from ((rows[:cut], rows[cut:]) for cut in sorted(cuts, reverse=True))
     if order is not None:
         yield order[:middle].sort().values, order[middle:].sort().values
@@ -336,12 +426,7 @@ def _complaint(
     means = [float(part.mean) for part in parts]
     value, weight = float(whole.mean), sum(part.weight for part in parts)
     if all(part.size == part.weight == 1 for part in (whole, *parts)):
-        return (
-            f"batch_loss returns one number for a batch of {count}, and one for a part of it: one "
-            "loss per example is needed (reduction='none'). Where examples of a batch interact, "
-            "as in contrastive learning, pass interacting=True; for a model that returns its mean "
-            "loss use Objective.from_mean_loss(…, count=…)."
-        )
+        return f"batch_loss returns one number for a batch of {count}, and for a part: {ONE_EACH}"
     if abs(whole.weight - weight) > 1e-6 * max(abs(whole.weight), abs(weight)):
         return (
             f"a batch of {count} has {whole.weight:g} losses (tokens, weights), its two parts have "
