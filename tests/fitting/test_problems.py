@@ -13,9 +13,8 @@ from torch.nn import functional as F
 
 import tacit
 from tacit.errors import ProblemKind
-from tacit.fitting import fits
-from tacit.fitting.problems import PROBLEMS
-from tacit.fitting.table import markdown
+from tacit.fitting import problems
+from tacit.fitting.problems import PROBLEMS, markdown_table
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -34,8 +33,8 @@ def test_the_table_has_every_kind_in_the_order_of_gravity():
 
 def test_the_table_in_the_documentation_is_the_table():
     text = (DOCS / "reading-a-fit.md").read_text()
-    assert markdown(PROBLEMS) in text, "copy the output of table.markdown(PROBLEMS) there"
-    assert "{" not in markdown(PROBLEMS)
+    assert markdown_table() in text, "copy the output of problems.markdown_table() there"
+    assert "{" not in markdown_table()
 
 
 @pytest.mark.parametrize("row", PROBLEMS, ids=lambda row: row.test.__name__)
@@ -61,7 +60,7 @@ def test_every_problem_is_evaluated_once(monkeypatch, signal):
         return count_and_test
 
     counted = [row._replace(test=counting(row.test)) for row in PROBLEMS]
-    monkeypatch.setattr(fits, "PROBLEMS", counted)
+    monkeypatch.setattr(problems, "PROBLEMS", counted)
     design = draw(1, 50, 2)
     design[:, 1] = design[:, 0] + 1e-4 * draw(2, 50)  # collinear, and so weak and negative too
     fit = tacit.fit(equations(design, signal * draw(3, 50)))

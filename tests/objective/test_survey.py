@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 import tacit
 from tacit import InputError, Objective, ensembles
-from tacit.objective import survey
+from tacit.objective import checks
 
 RARE = 4
 
@@ -465,13 +465,13 @@ def test_at_most_one_batch_in_32_and_at_least_two_are_compared_with_their_parts(
     monkeypatch, batches, most
 ):
     compared = []
-    check = survey.check_mean_loss
+    check = checks.check_parts
 
     def counted(*arguments, **options):
         compared.append(1)
         return check(*arguments, **options)
 
-    monkeypatch.setattr(survey, "check_mean_loss", counted)
+    monkeypatch.setattr(checks, "check_parts", counted)
     X, y = random_data(0, count=2 * batches)
     objective = Objective(tanh_mlp(0), F.mse_loss, split_batches(X, y, size=2))
     for _ in range(2):

@@ -10,9 +10,10 @@ from tacit.ensembles.data import MemberData, assign_data
 from tacit.ensembles.members import Ensemble
 from tacit.errors import InputError, check_type
 from tacit.objective import derivatives
+from tacit.objective.checks import MAX_ROWS, check_parts
 from tacit.objective.losses import BatchMean, Loss, broadcasts_refused
 from tacit.objective.params import Params
-from tacit.objective.survey import MAX_ROWS, check_mean_loss, rows_of_values
+from tacit.objective.survey import rows_of_values
 
 
 def prepare(
@@ -116,4 +117,4 @@ def check_member_loss(ensemble: Ensemble, loss: Loss, data: MemberData) -> None:
                 "reduction='mean', which is a scalar."
             )
         if torch.isfinite(value):
-            check_mean_loss(evaluate, params, batch, by_row=True, collected=True)
+            check_parts(evaluate, params, batch, by_row=True, collected=True)

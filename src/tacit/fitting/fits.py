@@ -13,11 +13,10 @@ from tacit.equations.equations import Equations, Source
 from tacit.errors import InputError, Problem, ProblemKind
 from tacit.fitting.error_bars import KINDS, ErrorBars, error_bars_from
 from tacit.fitting.evidence import gather_evidence
-from tacit.fitting.problems import PROBLEMS
+from tacit.fitting.problems import diagnose
 from tacit.fitting.shares import unique_shares
 from tacit.fitting.solving import System, between_groups
 from tacit.fitting.summary import jsonable, write_summary
-from tacit.fitting.table import diagnose
 from tacit.regularizers.quadratic import quadratic_matrix
 
 
@@ -169,7 +168,7 @@ def fit(equations: Equations, *, nonnegative: bool = False) -> Fit:
         gradient_norm=_root_mean_square([s.gradient_norm for s in equations.sources]),
         rank=system.rank,
         rows=rows,
-        problems=diagnose(PROBLEMS, evidence),
+        problems=diagnose(evidence),
         nonnegative=nonnegative,
         sources=equations.sources,
         unconstrained=unconstrained,

@@ -1,29 +1,108 @@
 """The table of problems: reasons not to believe a fit, the gravest first.
 
-The rows about the strengths are here, those about the target in `tacit.fitting.target_problems`.
-
 Each row is a test with what it says: `@row(kind, message, remedy, hides)` above a function that
 yields the names of the strengths concerned and the numbers for the message. Its docstring says when
-the problem is reported: `table.markdown` copies it, with the values of the thresholds, to
+the problem is reported: `markdown_table` copies it, with the values of the thresholds, to
 docs/reading-a-fit.md.
 
-Two rows are also reported outside of `fit`, by their names: `drifting` over checkpoints, and
+Two rows are also reported outside of `fit`, by their names here: `drifting` over checkpoints, and
 `sampling_noise`, whose test needs the examples and is in `tacit.uncertainty.sampling`.
 """
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from tacit.errors import ProblemKind
-from tacit.fitting import drift, evidence, target_problems
+from tacit.errors import Problem, ProblemKind
+from tacit.fitting import drift, evidence
 from tacit.fitting.error_bars import strengths_by_step
 from tacit.fitting.evidence import Evidence
-from tacit.fitting.table import Finding, Row, row
 from tacit.objective.params import shorten
 from tacit.regularizers.quadratic import quadratic_matrix
 
+Finding = tuple[tuple[str, ...], dict[str, Any]]
+"""The names of the strengths that a problem concerns, and the numbers in its message."""
+Test = Callable[[Evidence], Iterator[Finding]]
+
+
+class Row(NamedTuple):
+    """One row of the table of problems."""
+
+    kind: ProblemKind
+    message: str
+    remedy: str
+    hides: tuple[ProblemKind, ...]
+    """Kinds that later rows do not report for the same strengths; for all, if it names none."""
+    test: Test
+    together: bool
+    """Whether all strengths that the test finds are reported as one problem."""
+
+    def report(self, names: tuple[str, ...] = (), **numbers: Any) -> Problem:
+        """The problem, with the names and numbers of one fit."""
+        message = self.message.format(shown=shorten(names), **numbers)
+        return Problem(self.kind, message, self.remedy, names)
+
+
+PROBLEMS: list[Row] = []
+"""All rows, the gravest first."""
+
+
+def row(
+    kind: ProblemKind,
+    message: str,
+    remedy: str,
+    hides: tuple[ProblemKind, ...] = (),
+    *,
+    together: bool = False,
+) -> Callable[[Test], Row]:
+    """Make a test the next row of the table; its name then refers to the row."""
+
+    def add_row(test: Test) -> Row:
+        PROBLEMS.append(Row(kind, message, remedy, hides, test, together))
+        return PROBLEMS[-1]
+
+    return add_row
+
+
+def diagnose(e: Evidence) -> tuple[Problem, ...]:
+    """All problems of a fit, the gravest first; each test is evaluated once."""
+    reported: list[tuple[Row, Problem]] = []
+    for row in PROBLEMS:
+        hiding = [problem.names for by, problem in reported if row.kind in by.hides]
+        if () in hiding:
+            continue
+        findings = [
+            (names, numbers)
+            for names, numbers in row.test(e)
+            if not names or not any(set(names) <= set(others) for others in hiding)
+        ]
+        if row.together and findings:
+            findings = [_join(findings)]
+        reported += [(row, row.report(names, **numbers)) for names, numbers in findings]
+    return tuple(problem for _, problem in reported)
+
+
+def _join(findings: list[Finding]) -> Finding:
+    """All findings as one: their names, and the first few of their numbers."""
+    names = tuple(name for names, _ in findings for name in names)
+    numbers = findings[0][1]
+    return names, {key: shorten(f"{n[key]:.3g}" for _, n in findings) for key in numbers}
+
+
+def markdown_table() -> str:
+    """The table for the documentation, with the values of the thresholds."""
+    lines = ["| kind | reported when | what to do |", "| --- | --- | --- |"]
+    thresholds = vars(evidence) | vars(drift)
+    for row in PROBLEMS:
+        when = " ".join((row.test.__doc__ or "").split()).format_map(thresholds)
+        lines.append(f"| {row.kind} | {when} | {row.remedy} |")
+    return "\n".join(lines)
+
+
+_ALL_BUT_KINKS = tuple(kind for kind in ProblemKind if kind is not ProblemKind.KINKS)
 _REDUCE = (
     "reduce what is unexplained (add candidates; at an endpoint train on or average epochs; for a "
     "difference use more draws)"
@@ -33,6 +112,95 @@ _MISSING = (
     "Such a penalty was not minimised here: another regularizer that is correlated with it is "
     "probably missing, or training was unfinished."
 )
+
+
+@row(
+    ProblemKind.NO_SIGNAL,
+    "The target's norm {length:.2g} is at the level of rounding ({floor:.2g}), and these "
+    "regularizers do not explain it: there is nothing to match.",
+    "Evaluate in float64; if the training loss is near zero, use an earlier point or the "
+    "trajectory. This does not mean that there was no regularization.",
+    _ALL_BUT_KINKS,
+)
+def _rounding(e: Evidence) -> Iterator[Finding]:
+    """The target is at the level of rounding.
+
+    Its norm is at most {MIN_SIGNAL:.0f} times its rounding level, and less than
+    {CLEARLY_EXPLAINED:.0%} of it is explained beyond what as many arbitrary columns would explain.
+    """
+    floor = e.equations.floor
+    # Rounding has no direction: what a few columns explain in many rows is not rounding.
+    small = e.target_norm <= evidence.MIN_SIGNAL * floor and e.adjusted < evidence.CLEARLY_EXPLAINED
+    if small or not e.target_norm:
+        yield (), {"length": e.target_norm, "floor": floor}
+
+
+@row(
+    ProblemKind.NO_SIGNAL,
+    "{noise:.0%} of the target's squared norm is noise of the draws: the groups of draws do not "
+    "agree on a target.",
+    "Pass more draws to the objective: the noise falls as one over their number.",
+    _ALL_BUT_KINKS,
+)
+def _only_noise(e: Evidence) -> Iterator[Finding]:
+    """More than {MAX_NOISE:.0%} of ‖target‖² is noise of the draws."""
+    if e.noise > evidence.MAX_NOISE:
+        yield (), {"noise": min(e.noise, 1.0)}
+
+
+@row(
+    ProblemKind.NOISY,
+    "{noise:.0%} of the target's squared norm is noise of the draws: strengths and shares are "
+    "uncertain by as much.",
+    "Pass more draws to the objective, until it is below 5 %.",
+)
+def _noisy(e: Evidence) -> Iterator[Finding]:
+    """More than {NOISY:.0%} of ‖target‖² is noise of the draws."""
+    if e.noise > evidence.NOISY:
+        yield e.equations.names, {"noise": e.noise}
+
+
+@row(
+    ProblemKind.NOISY,
+    "About {noise:.0%} of the target's squared norm is sampling noise of these {count:,} examples: "
+    "on other examples, no regularizer can explain more than about {ceiling:.0%}.",
+    "Use more examples, or compare the explained fraction with this limit. If the model was "
+    "trained on exactly these examples, nothing was sampled: pass their number as population=.",
+)
+def sampling_noise(_: Evidence) -> Iterator[Finding]:
+    """More than {NOISY:.0%} of ‖target‖² is sampling noise (reported by `score_examples`)."""
+    yield from ()  # a fit does not know its examples
+
+
+@row(
+    ProblemKind.OBJECTIVE,
+    "The loss does not depend on {part:.0%} of the examples or tokens, but the mean counts them: "
+    "padding was counted as data, and the strengths are too small by as much.",
+    "Leave padding out: return the losses of the other tokens from Objective.from_batch_loss, or "
+    "use Objective.from_mean_loss with their number. If training divided by all tokens, too, the "
+    "strengths are right.",
+)
+def _padding(e: Evidence) -> Iterator[Finding]:
+    """The loss of more than {IGNORED:.0%} of the examples or tokens depends on no output."""
+    part = max(source.ignored for source in e.equations.sources)
+    if part > evidence.IGNORED:
+        yield e.equations.names, {"part": part}
+
+
+@row(
+    ProblemKind.OBJECTIVE,
+    "Batches have different numbers of targets per row, and every row counts the same: the mean is "
+    "not one over tokens.",
+    "Say which mean training took: Objective.from_mean_loss(…, count=…) with the number of tokens, "
+    "or of rows, of a batch. In batches with time before examples a row is a time step.",
+)
+def _uneven(e: Evidence) -> Iterator[Finding]:
+    """The rows of one batch have more targets than those of another.
+
+    So it is with sequences of different lengths, or with time before examples in the shapes.
+    """
+    if any(source.uneven for source in e.equations.sources):
+        yield e.equations.names, {}
 
 
 def _unexplained(e: Evidence, mode: str) -> Iterator[Finding]:
@@ -158,6 +326,70 @@ def _vanishing(e: Evidence) -> Iterator[Finding]:
         unreached = dict.fromkeys(n for s in e.equations.sources for n in s.unreached)
         outside = f" that the loss reaches (not {shorten(unreached)})" if unreached else ""
         yield _names(e, e.system.norms == 0), {"where": f"at these weights{outside}"}
+
+
+@row(
+    ProblemKind.UNSETTLED,
+    "Over the epoch the mean gradient of {shown} differs from the gradient at the mean weights by "
+    "{change:.0%} of its norm: the weights oscillate across the kink, and no single point is an "
+    "optimum of L + R.",
+    "The step size is too large for this penalty: lower it, and train on. The strength that the "
+    "steps applied may still be right.",
+)
+def _unsettled(e: Evidence) -> Iterator[Finding]:
+    """A penalty's mean gradient over an epoch is not the gradient at the mean weights.
+
+    They differ by more than {UNSETTLED:.0%} of its norm.
+    """
+    largest: dict[str, float] = {}
+    for source in e.equations.sources:
+        for name, change in source.unsettled.items():
+            largest[name] = max(change, largest.get(name, 0.0))
+    known = {name for source in e.equations.sources for name in source.known}
+    for name, change in largest.items():
+        if change > evidence.UNSETTLED and name in {*e.equations.names, *known}:
+            yield (name,), {"change": change}
+
+
+@row(
+    ProblemKind.UNSETTLED,
+    "The optimizer's running averages were still settling while steps were recorded (a momentum "
+    "buffer that was empty at first, or Adam's squared gradients), so that their flow time or "
+    "metric is not right: this alone makes up to {share:.0%} of the target's norm.",
+    "Record later: skip the first 5/(1−β) updates of SGD with momentum β (50 for β = 0.9), and for "
+    "Adam the epochs in which the loss still falls fast.",
+)
+def _burn_in(e: Evidence) -> Iterator[Finding]:
+    """A momentum buffer was still filling while steps were recorded, or Adam's metric changing.
+
+    The part of the target that this causes is above {BURN_IN:.0%} of its norm.
+    """
+    burn_in = math.hypot(*(source.burn_in for source in e.equations.sources))
+    if burn_in > evidence.BURN_IN * e.target_norm:
+        yield e.equations.names, {"share": min(burn_in / e.target_norm, 1.0)}
+
+
+@row(
+    ProblemKind.UNSETTLED,
+    "Norm layers rescale the weights of {layers}, and their step size was still {step:.0%} of the "
+    "largest in the averaged epochs: at a constant step size the noise of the steps lengthens such "
+    "weights as fast as a penalty shortens them, and strengths come out far too small.",
+    "Average epochs at the end of a schedule that lowers the step size to 0, such as a cosine; "
+    "call average_epochs before training, so that it sees the whole schedule.",
+)
+def _normalised(e: Evidence) -> Iterator[Finding]:
+    """The step size stayed large over averaged epochs, and norm layers rescale weights.
+
+    In some epoch it never fell to {LARGE_STEP:.0%} of the largest step size of the run. Weights are
+    rescaled by a norm layer if the loss does not depend on their length, ⟨θ, ∇L⟩ = 0.
+    """
+    steps: dict[str, float] = {}
+    for source in e.equations.sources:
+        for layer, step in source.normalised.items():
+            if step > evidence.LARGE_STEP and layer in e.equations.layers:
+                steps[layer] = max(step, steps.get(layer, 0.0))
+    if steps:
+        yield e.equations.names, {"layers": shorten(steps), "step": max(steps.values())}
 
 
 _BY_CHANCE = (
@@ -313,6 +545,18 @@ def trend_findings(
         yield (names[column],), {"first": first, "last": last, "period": period}
 
 
+@row(
+    ProblemKind.KINKS,
+    "{left_out:,} of {total:,} rows lie at a kink of a regularizer (θ = 0 under l1): their "
+    "condition is an inequality, so they are in no equation.",
+    "No action is needed: the other rows carry the estimate.",
+)
+def _kinks(e: Evidence) -> Iterator[Finding]:
+    """Rows at a kink were left out (θ = 0 under `l1`, a zero group, a rank-deficient matrix)."""
+    if left_out := sum(block.left_out for block in e.equations.blocks):
+        yield (), {"left_out": left_out, "total": left_out + e.equations.rows}
+
+
 def _names(e: Evidence, columns: Sequence[int] | Tensor) -> tuple[str, ...]:
     """The names of columns, given by their indices or by a mask."""
     if isinstance(columns, Tensor):
@@ -328,12 +572,3 @@ def _formula(e: Evidence, columns: list[int], coefficients: list[float], most: i
         text += f" {'−' if value < 0 else '+'} {size}·{name}"
     text = text.removeprefix(" + ").replace(" − ", "−", text.startswith(" −"))
     return text + (" + …" if len(columns) > most else "")
-
-
-PROBLEMS = tuple(
-    sorted(
-        (r for r in (*vars(target_problems).values(), *globals().values()) if isinstance(r, Row)),
-        key=lambda row: list(ProblemKind).index(row.kind),
-    )
-)
-"""All rows, the gravest first."""

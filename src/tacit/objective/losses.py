@@ -18,10 +18,8 @@ from torch import Tensor, nn
 from tacit.errors import InputError
 from tacit.objective.batches import (
     BatchPair,
-    join_batches,
     map_tensors,
     row_count,
-    select_rows,
     tensors_in,
 )
 from tacit.objective.derivatives import pull_back
@@ -45,31 +43,12 @@ class BatchMean(NamedTuple):
     outputs: "Outputs | None" = None
 
 
-@dataclass(frozen=True)
-class Outputs:
-    """The model's outputs and the targets of a batch, from which its loss is computed anew."""
+class Outputs(NamedTuple):
+    """The model's outputs and the targets of a batch, from which its loss can be computed anew."""
 
     output: Any
     target: Any
-    count: int
     loss: "Loss"
-
-    def mean(self) -> BatchMean:
-        """The mean loss."""
-        with torch.no_grad(), broadcasts_refused(self.count):
-            return BatchMean(self.loss(self.output, self.target), self.count, self.count)
-
-    def rows(self, part: slice) -> "Outputs":
-        """Some examples."""
-        rows = torch.arange(self.count)[part]
-        output, target = select_rows((self.output, self.target), rows, self.count)
-        return Outputs(output, target, len(rows), self.loss)
-
-    def join(self, other: "Outputs") -> "Outputs":
-        """The examples of two batches as one."""
-        output = join_batches(self.output, other.output)
-        target = join_batches(self.target, other.target)
-        return Outputs(output, target, self.count + other.count, self.loss)
 
 
 class Tokens(NamedTuple):
@@ -139,7 +118,7 @@ class MeanLoss:
                 f"loss(output, target) returned {describe(mean)}: a scalar is needed, as with "
                 "reduction='mean'. For one loss per example use Objective.from_batch_loss."
             )
-        outputs = Outputs(map_tensors(output, Tensor.detach), target, count, self.function)
+        outputs = Outputs(map_tensors(output, Tensor.detach), target, self.function)
         return BatchMean(mean, count, count, _output_tokens(output, target, count), outputs)
 
     def examples(self, model: nn.Module, pair: BatchPair, _: Noise | None) -> ExampleOutputs:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from tacit.errors import InputError, check_choice, check_type, check_whole
 from tacit.objective import derivatives, per_example
 from tacit.objective.batches import needs_batch_size, open_batches, tensors_in
+from tacit.objective.checks import check_probe, check_statistics
 from tacit.objective.losses import (
     BatchLoss,
     Count,
@@ -142,9 +143,9 @@ class Objective:
         """Whether draws differ: in dropout and the like, or in which examples share a batch."""
         _check_draws(draws, fixed=grouped and not self.random)
         self._passes = passes if self.random else replace(passes, draws=1)
-        self._probe = self._passes.check(self.point(), data)
+        self._probe = check_probe(self._passes, self.point())
         if batch_norm != "running":
-            self._passes.check_statistics(self.point(), self._probe[0])
+            check_statistics(self._passes, self.point(), self._probe[0])
         self._count: int | None = None
         self._facts = Facts()
 
@@ -395,10 +396,11 @@ class Objective:
         new = self._count is None or (gradient and not self._facts.tokens_known)
         interacting = self._passes.loss.interacting
         first = Survey(count_tokens=gradient) if new and not interacting else None
-        result = self._passes.run(params, derivative, draws, first)
+        look = None if first is None else first.see
+        result = self._passes.run(params, derivative, draws, look)
         self._check_count(result.examples)
         if first is not None:
-            self._facts = self._passes.check_survey(params, first)
+            self._facts = first.finish(self._passes, params)
         self._count = result.examples
         return result
 

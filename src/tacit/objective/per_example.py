@@ -19,6 +19,7 @@ from torch.autograd import forward_ad
 from tacit.errors import InputError
 from tacit.objective import derivatives
 from tacit.objective.batches import BatchPair
+from tacit.objective.checks import check_rows_are_examples
 from tacit.objective.losses import ExampleOutputs, examples_of_losses
 from tacit.objective.params import Params, float64_zeros, same_buffers, to_float64
 from tacit.objective.passes import Passes
@@ -163,7 +164,7 @@ def directional_derivatives(
 
     prepared = passes.prepared(training=passes.training)
     with prepared, derivatives.math_attention(), torch.enable_grad():
-        passes.check_rows_are_examples(params, probe)
+        check_rows_are_examples(passes, params, probe)
         readings = [
             _read_examples(passes, draws_here, of_batch, first_order.signed_sum, len(draws))
             for draws_here in passes.readings(draws)

@@ -1,74 +1,50 @@
-"""Whether the loss is a mean over examples, and which tokens it ignores.
+"""What the first pass over the data shows: whether the loss is a mean, and which tokens it ignores.
 
-The loss of a batch is compared with the losses of its parts. A difference may show only on examples
-that are rare (a class with a weight of its own, padding), so such examples are collected from all
-batches of the first pass and compared at its end.
+A difference between the loss of a batch and those of its parts may show only on examples that are
+rare (a class with a weight of its own, padding). Where the loss is one of outputs and targets, it
+is computed again from the outputs of every batch. Otherwise rare examples are collected, and
+compared with their parts at the end of the pass.
 """
 
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from tacit.errors import InputError
+from tacit.objective import derivatives
 from tacit.objective.batches import join_batches, row_count, select_rows, tensors_in
-from tacit.objective.losses import BatchMean, Outputs, check_finite_loss, count_examples
-from tacit.objective.params import (
-    Params,
-    coarsest_dtype,
-    perturb_last_digit,
-    same_buffers,
-    to_float64,
+from tacit.objective.checks import (
+    MAX_ROWS,
+    ONE_EACH,
+    PART_ERRORS,
+    check_mean_loss,
+    find_complaint,
+    most_rows,
+    spread_rows,
 )
+from tacit.objective.losses import BatchMean, Outputs, broadcasts_refused
+from tacit.objective.params import Params, coarsest_dtype, same_buffers
+from tacit.objective.passes import Passes
+from tacit.objective.randomness import Noise
 
-FIRST_CHECK, CHECK_EVERY = 96, 32
-"""The batch of a pass that is compared with its parts first, and the distance to the next.
+FIRST_CHECK = 64
+"""The first batch that is kept, to be compared with its parts, and then every power of two.
 
 With the probe and the collected examples that is at most one batch in 32, and at least two.
 """
-MAX_ROWS, MIN_ROWS, MAX_TARGETS = 64, 16, 2**12
-"""Largest number of examples that are compared with their parts at once; of long sequences fewer,
-down to the second number, so that about this many targets are."""
-MAX_NEW_VALUES = 48
-"""Number of new values of a tensor for which an example is collected."""
-MIN_IGNORED = 0.01
-"""Part of the tokens that the loss may ignore without a Problem."""
-FREQUENT = 0.01
-"""A new value that fills this part of a batch is collected in any case: padding is frequent."""
-MIN_FREQUENT = 8
-"""The least number of entries that a frequent value fills: most tokens of small batches are new."""
-MAX_ENTRIES, MAX_WIDTH = 2**18, 64
-"""Larger tensors (images) are not searched: entries of integers, entries per row of floats."""
-
 MAX_OUTPUT = 2**24
 """Larger outputs (entries) are not copied to be compared with those of the first batch."""
-COARSE = 0.02
-"""Relative rounding of a gradient that is accepted below float64: autocast may be inside a loss."""
-PART_ERRORS = (RuntimeError, ValueError, TypeError, LookupError, AssertionError, InputError)
-"""What a model or loss may raise for a part of a batch that is no batch."""
-
-Gradient = Sequence[Tensor | None]
-Evaluate = Callable[[Params, Any, bool], tuple[BatchMean, Gradient]]
-"""evaluate(params, batch, differentiate): the mean loss of a batch, and on demand its gradient.
-
-The gradient is empty where it is not asked for, or does not exist.
-"""
-NOT_A_MEAN = (
-    "not a mean over examples. Likely causes: shapes that broadcast, as (n, 1) and (n,), class "
-    "weights, ignored tokens, time before examples in the shapes, or examples that interact. Use "
-    "Objective.from_batch_loss with one loss per example (or losses and weights, or "
-    "interacting=True), or Objective.from_mean_loss with the number of tokens."
-)
-
-
-ONE_EACH = (
-    "one loss per example is needed (reduction='none'). Where examples of a batch interact, as in "
-    "contrastive learning, pass interacting=True; for a model that returns its mean loss use "
-    "Objective.from_mean_loss(…, count=…)."
-)
+MAX_NEW_VALUES = 48
+"""Number of new values of a tensor for which an example is collected."""
+FREQUENT, MIN_FREQUENT = 0.01, 8
+"""A new value that fills this part of a batch, and as many entries, is collected in any case:
+padding is frequent."""
+MAX_ENTRIES, MAX_WIDTH = 2**18, 64
+"""Larger tensors (images) are not searched: entries of integers, entries per row of floats."""
+MIN_IGNORED = 0.01
+"""Part of the tokens that the loss may ignore without a Problem."""
 
 
 class Facts(NamedTuple):
@@ -81,26 +57,27 @@ class Facts(NamedTuple):
 
 
 class Survey:
-    """What one pass shows: examples that may tell that the loss is no mean, and ignored tokens."""
+    """What one pass shows: `see` looks at every batch, and `finish` checks what was collected."""
 
     def __init__(self, *, count_tokens: bool):
-        self.counts_tokens = count_tokens
-        self.tokens = 0
-        self.ignored = 0
+        self._count_tokens = count_tokens
+        self._tokens = 0
+        self._ignored = 0
         """Number of tokens on whose output the loss does not depend at this point."""
-        self.with_ignored: Any = None
+        self._with_ignored: Any = None
         """The first batch that holds such tokens."""
-        self.row_sizes: set[float] = set()
+        self._row_sizes: set[float] = set()
         """Numbers of targets per row."""
-        self.batches = 0
-        self._last: Any = None
-        """The last batch."""
-        self.one_number, self.several_examples = True, False
+        self._batches, self._last = 0, None
+        """Number of batches, and the last one."""
+        self._one_number, self._several_examples = True, False
         """Whether every batch has one loss, and whether some batch is not one example."""
         self._first: tuple[Any, Outputs, BatchMean] | None = None
         """Some examples of the first batch, their outputs and their mean loss."""
         self._suspect: Any = None
         """Examples whose loss seems to be no mean over them."""
+        self._kept: list[Any] = []
+        """Parts of a few batches."""
         self._values: dict[int, Tensor] = {}
         """Values seen so far, by the position of the tensor in a batch; of floats the extremes."""
         self._rare: dict[Any, tuple[Any, int]] = {}
@@ -108,22 +85,24 @@ class Survey:
 
     def see(self, batch: Any, batch_mean: BatchMean) -> None:
         """Look at a batch, before its gradient is computed."""
-        tokens = batch_mean.tokens
-        self.batches, self._last = self.batches + 1, batch
-        self.one_number &= tokens is not None and tokens.are_one
-        self.several_examples |= not _may_be_one(batch)
+        tokens, number = batch_mean.tokens, self._batches
+        self._batches, self._last = number + 1, batch
+        self._one_number &= tokens is not None and tokens.are_one
+        self._several_examples |= not _may_be_one(batch)
         if tokens is not None:
-            self.row_sizes.add(tokens.per_row)
-            if self.counts_tokens:
+            self._row_sizes.add(tokens.per_row)
+            if self._count_tokens:
                 tokens.when_known(lambda ignored: self._add_ignored(batch, ignored))
+        if number >= FIRST_CHECK and number.bit_count() == 1:
+            self._kept.append(spread_rows(batch, row_count(batch)))
         if self._suspect is None and not self._compare_outputs(batch, batch_mean):
             self._collect(batch)
 
-    def collected(self) -> list[Any]:
-        """The examples that are to be compared with their parts, as batches; at least some."""
-        rare = [examples for examples, _ in self._rare.values()]
-        suspects = [] if self._suspect is None else [self._suspect]
-        return [*suspects, *rare] or [spread_rows(self._last)]
+    def _add_ignored(self, batch: Any, ignored: Tensor) -> None:
+        number = int(ignored.sum())
+        self._tokens, self._ignored = self._tokens + ignored.numel(), self._ignored + number
+        if number and self._with_ignored is None:
+            self._with_ignored = batch
 
     def _compare_outputs(self, batch: Any, batch_mean: BatchMean) -> bool:
         """Whether the loss could be computed from outputs, to see if it is a mean over examples.
@@ -137,22 +116,23 @@ class Survey:
         here = BatchMean(batch_mean.mean.detach(), count, count)
         try:
             if self._first is None:
-                first = outputs.rows(slice(MAX_ROWS))
-                self._first = (
-                    select_rows(batch, torch.arange(first.count), count), first, first.mean()
-                )  # fmt: skip
-                cut = 3 * count // 8  # few examples of a class are never split as 3 to 5
-                pieces = [outputs.rows(slice(cut)), outputs.rows(slice(cut, None))]
-                whole, parts = here, [piece.mean() for piece in pieces if piece.count]
+                rows = torch.arange(min(count, MAX_ROWS))
+                first = _select(outputs, rows, count)
+                self._first = select_rows(batch, rows, count), first, _mean_of(first, len(rows))
+                # A few examples of a class are never split as 3 to 5.
+                halves = torch.arange(count).split([3 * count // 8, count - 3 * count // 8])
+                parts = [_mean_of(_select(outputs, r, count), len(r)) for r in halves if len(r)]
+                whole, others = here, None
             else:
-                examples, first, mean = self._first
-                batch = join_batches(examples, batch)
-                whole, parts = first.join(outputs).mean(), [mean, here]
+                others, first, mean = self._first
+                output, target = join_batches(first[:2], outputs[:2])
+                joined = Outputs(output, target, outputs.loss)
+                whole, parts = _mean_of(joined, mean.size + count), [mean, here]
+            precision = torch.finfo(coarsest_dtype(whole.mean)).eps ** 0.75
+            if count > 1 and find_complaint(whole, parts, 0.0, precision, count):
+                self._suspect = batch if others is None else join_batches(others, batch)
         except PART_ERRORS:
             return False  # the loss differentiates, or two batches differ in their shapes
-        precision = torch.finfo(coarsest_dtype(whole.mean)).eps ** 0.75
-        if count > 1 and _complaint(whole, parts, 0.0, precision, count):
-            self._suspect = batch
         return True
 
     def _collect(self, batch: Any) -> None:
@@ -175,12 +155,6 @@ class Survey:
                 examples = select_rows(examples, torch.arange(size - most, size), size)
             self._rare[shapes] = (examples, min(size, most))
 
-    def _add_ignored(self, batch: Any, ignored: Tensor) -> None:
-        number = int(ignored.sum())
-        self.tokens, self.ignored = self.tokens + ignored.numel(), self.ignored + number
-        if number and self.with_ignored is None:
-            self.with_ignored = batch
-
     def _new_rows(self, position: int, tensor: Tensor) -> Tensor:
         """One row for each new value of a tensor: the extremes, frequent ones, and a few others."""
         rows = tensor.detach().reshape(len(tensor), -1)
@@ -202,6 +176,28 @@ class Survey:
         self._values[position] = torch.cat([seen, values[new]])
         return entries[chosen].cpu() // rows.shape[1]
 
+    def finish(self, passes: Passes, params: Params) -> Facts:
+        """Check the examples that the pass collected; return the facts that it showed."""
+        if self._one_number and self._several_examples and self._batches > 1:
+            raise InputError(f"batch_loss returns one number for every batch: {ONE_EACH}")
+        suspects = [] if self._suspect is None else [self._suspect]
+        collected = [*suspects, *(examples for examples, _ in self._rare.values())]
+        for examples in collected:
+            check_mean_loss(passes, params, examples, collected=True)
+        for batch in [*self._kept, *([] if collected else [self._last])]:
+            check_mean_loss(passes, params, batch)
+        ignored = self._ignored / max(self._tokens, 1)
+        if ignored > MIN_IGNORED:
+            # A loss may be flat at this point (a margin that is kept), but not at all points.
+            with passes.prepared(training=False), torch.enable_grad():
+                here, *elsewhere = (
+                    _ignored_tokens(passes, point, self._with_ignored)
+                    for point in (params, *_random_points(params))
+                )
+            always = torch.stack([here, *elsewhere]).all(0)
+            ignored *= float(always.sum()) / max(1, int(here.sum()))
+        return Facts(ignored, len(self._row_sizes) > 1, self._count_tokens)
+
 
 def rows_of_values(tensor: Tensor, most: int = 512) -> Tensor:
     """One row for each distinct value of integers (at most so many); of floats, of the extremes."""
@@ -210,33 +206,21 @@ def rows_of_values(tensor: Tensor, most: int = 512) -> Tensor:
     return entries[:most].cpu() // rows.shape[1]
 
 
-def most_rows(batch: Any) -> int:
-    """How many examples of a batch are compared with their parts, by the size of its last tensor.
-
-    That is the target, where a batch has one; checks stay cheap beside a pass over the data.
-    """
-    *_, last = (t for t in (torch.zeros(1), *tensors_in(batch)) if t.ndim and t.numel())
-    return max(MIN_ROWS, min(MAX_ROWS, MAX_TARGETS * len(last) // last.numel()))
+def _select(outputs: Outputs, rows: Tensor, count: int) -> Outputs:
+    output, target = select_rows(outputs[:2], rows, count)
+    return Outputs(output, target, outputs.loss)
 
 
-def spread_rows(batch: Any, count: int | None = None) -> Any:
-    """At most `most_rows` examples of a batch, spread over it."""
-    count, most = count or row_count(batch), most_rows(batch)
-    if count is None or count <= most:
-        return batch
-    return select_rows(batch, torch.linspace(0, count - 1, most).long(), count)
+def _mean_of(outputs: Outputs, count: int) -> BatchMean:
+    with torch.no_grad(), broadcasts_refused(count):
+        return BatchMean(outputs.loss(outputs.output, outputs.target), count, count)
 
 
 def _may_be_one(batch: Any) -> bool:
     """Whether a batch may hold one example, as far as can be seen."""
     if isinstance(batch, list) and all(isinstance(e, Mapping | list | tuple) for e in batch):
         return len(batch) == 1  # a list of examples
-    return row_count(batch) == 1 or any(len(t) == 1 for t in tensors_in(batch) if t.ndim)
-
-
-def is_due(index: int) -> bool:
-    """Whether the batch with this number is compared with its parts."""
-    return index >= FIRST_CHECK and index % CHECK_EVERY == 0
+    return any(len(t) == 1 for t in tensors_in(batch) if t.ndim) or row_count(batch) == 1
 
 
 def _distinct(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -254,7 +238,23 @@ def _extremes(rows: Tensor) -> tuple[Tensor, Tensor]:
     return flat[entries], entries
 
 
-def random_points(params: Params, number: int = 8) -> Iterator[Params]:
+def _ignored_tokens(passes: Passes, params: Params, batch: Any) -> Tensor:
+    """Which tokens of a batch the loss does not depend on, as a mask."""
+    masks: list[Tensor] = []
+
+    def read(model: nn.Module, noise: Noise | None) -> None:
+        batch_mean = passes.loss.mean(model, (batch, None), noise)
+        tokens = batch_mean.tokens
+        if tokens is not None:
+            tokens.when_known(masks.append)
+            if not masks and tokens.values is not None:
+                torch.autograd.grad(batch_mean.mean, tokens.values)
+
+    passes.call(derivatives.leaves(params), read)
+    return masks[0] if masks else torch.zeros(0, dtype=torch.bool)
+
+
+def _random_points(params: Params, number: int = 8) -> Iterator[Params]:
     """Random weights of the same sizes as those of the model, each point with its negative."""
     generator = torch.Generator().manual_seed(0)
     for _ in range(number):
@@ -264,222 +264,3 @@ def random_points(params: Params, number: int = 8) -> Iterator[Params]:
             point[name] = normal * p.detach().square().mean().sqrt()
         yield same_buffers(point, params)
         yield same_buffers({name: -p for name, p in point.items()}, params)
-
-
-def check_mean_loss(
-    evaluate: Evaluate,
-    params: Params,
-    batch: Any,
-    *,
-    by_row: bool,
-    repeatable: bool = True,
-    collected: bool = False,
-) -> None:
-    """Refuse a loss whose value on a batch is not the mean over the parts of the batch.
-
-    Only means over examples can be streamed and averaged exactly. Sums, class-weighted means, means
-    over tokens without padding and losses of examples that interact are not means over examples.
-
-    Args:
-        evaluate: the mean loss of a batch at a point, and its gradient.
-        params: the point.
-        batch: examples; of a batch of the data at most `most_rows` are compared.
-        by_row: whether the batch is (inputs, …, target) with one row per example; batches of any
-            other structure are not checked where they cannot be cut into parts.
-        repeatable: whether the loss of a batch is known to be the same each time.
-        collected: whether the examples are from several batches: all of them are compared, unless
-            they cannot be evaluated as one batch.
-    """
-    count = count_examples(batch) if by_row else row_count(batch)
-    if count is None or count < 2:
-        return
-    if not collected:
-        batch, count = spread_rows(batch, count), min(count, most_rows(batch))
-    try:
-        parts = _Parts(evaluate, params, batch, count, collected=collected)
-        complaint = parts.compare(repeatable=repeatable)
-    except _PartError as error:
-        if by_row and not collected and count > 3:  # squeeze() removes the only row of a part
-            raise InputError(
-                f"the loss of a part of a batch of {count} cannot be computed ({error}), so that "
-                "it is not known to be a mean over examples. Every tensor needs one row per "
-                "example; for other batches use Objective.from_batch_loss."
-            ) from error
-        return
-    second = row_count(batch, 1) if complaint and not by_row else None
-    if complaint and not (second and _splits_along(evaluate, params, batch, second)):
-        raise InputError(complaint)
-
-
-def _splits_along(evaluate: Evaluate, params: Params, batch: Any, count: int) -> bool:
-    """Whether the examples of a batch lie along the second dimension, after that of time."""
-    try:
-        return count > 1 and not _Parts(evaluate, params, batch, count, dim=1).compare()
-    except _PartError:
-        return False
-
-
-class _PartError(Exception):
-    """Model or loss cannot be evaluated on a part of a batch."""
-
-
-@dataclass(frozen=True, eq=False)
-class _Parts:
-    """A batch that can be cut into parts along one dimension of its tensors."""
-
-    evaluate: Evaluate
-    params: Params
-    batch: Any
-    count: int
-    dim: int = 0
-    collected: bool = False
-
-    def compare(self, *, repeatable: bool = True) -> str | None:
-        """What is wrong with the loss, if anything.
-
-        A part is evaluated by other routes than the batch, with other rounding. How much that
-        matters is measured: every weight is moved a little, by `rounding_levels`.
-        """
-        everything = torch.arange(self.count)
-        whole, gradient = self._evaluate(everything, self.params, differentiate=True)
-        check_finite_loss(whole.mean, 0)
-        if not repeatable and not self._mean(everything, self.params).mean.isclose(whole.mean):
-            return None  # noise that eval mode does not stop: parts cannot be compared
-        precision, level = rounding_levels(whole.mean, list(self.params.values()))
-        moved = perturb_last_digit(self.params, level)
-        moved_whole, moved_gradient = self._evaluate(everything, moved, differentiate=True)
-        gradient_change = _norm(_subtract(moved_gradient, gradient))
-        changes = [abs(float(moved_whole.mean - whole.mean))]
-        del moved_gradient
-        *splits, last = _splits(everything, self._order_by_target())
-        for number, rows in enumerate(splits):
-            parts = [self._mean(part, self.params) for part in rows]
-            if number == 0:
-                pairs = zip(parts, [self._mean(part, moved) for part in rows], strict=True)
-                changes += [abs(float(a.mean - b.mean)) for a, b in pairs]
-            if complaint := _complaint(whole, parts, 2 * max(changes), precision, self.count):
-                return complaint
-        both = [self._evaluate(part, self.params, differentiate=True) for part in last]
-        parts, gradients = zip(*both, strict=True)
-        complaint = _complaint(whole, parts, 2 * max(changes), precision, self.count)
-        weights = [part.weight / (whole.weight or 1.0) for part in parts]
-        coarse = any(p.dtype != torch.float64 for p in self.params.values())
-        relative = max(4 * precision, COARSE if coarse else 0.0)
-        return complaint or _gradient_complaint(
-            gradient, gradients, weights, 4 * gradient_change, relative, self.count
-        )
-
-    def _mean(self, rows: Tensor, params: Params) -> BatchMean:
-        return self._evaluate(rows, params)[0]
-
-    def _evaluate(
-        self, rows: Tensor, params: Params, *, differentiate: bool = False
-    ) -> tuple[BatchMean, Gradient]:
-        part = select_rows(self.batch, rows, self.count, self.dim)
-        try:
-            batch_mean, gradient = self.evaluate(params, part, differentiate)
-        except PART_ERRORS as error:
-            is_batch = len(rows) == self.count and not self.collected
-            if is_batch or isinstance(error, torch.OutOfMemoryError):
-                raise
-            raise _PartError(str(error)) from error
-        return batch_mean._replace(mean=batch_mean.mean.detach()), gradient
-
-    def _order_by_target(self) -> Tensor | None:
-        """The rows, sorted by the sums of the last tensor that has them."""
-        dim, tensors = self.dim, list(tensors_in(self.batch))
-        tensors = [t for t in tensors if t.ndim > dim and t.shape[dim] == self.count]
-        if not tensors or tensors[-1].is_complex():
-            return None
-        last = tensors[-1].detach().movedim(dim, 0).reshape(self.count, -1)
-        return last.double().sum(1).argsort().cpu()
-
-
-def rounding_levels(mean: Tensor, params: Sequence[Tensor]) -> tuple[float, float]:
-    """The relative rounding between a batch and its parts: of a loss, and of the weights.
-
-    Both are above the last digit: products and convolutions of other sizes take other routes.
-    """
-    eps = torch.finfo(coarsest_dtype(mean, *params)).eps
-    single = [p for p in params if p.is_cuda and p.dtype == torch.float32]
-    products = torch.backends.cuda.matmul.allow_tf32 and any(p.ndim > 1 for p in single)
-    convolutions = torch.backends.cudnn.allow_tf32 and any(p.ndim > 2 for p in single)
-    if products or convolutions:
-        eps = torch.finfo(torch.float16).eps  # it has as many digits as TF32
-        return eps, eps
-    return eps**0.75, min(8 * eps, eps**0.75)
-
-
-def _splits(rows: Tensor, order: Tensor | None) -> Iterator[tuple[Tensor, Tensor]]:
-    """Several ways to cut the rows of a batch in two; within a part their order stays."""
-    middle = len(rows) // 2
-    cuts = {middle, max(min(2, middle), len(rows) // 8)}
-    yield from ((rows[:cut], rows[cut:]) for cut in sorted(cuts, reverse=True))
-    if order is not None:
-        yield order[:middle].sort().values, order[middle:].sort().values
-
-
-def _complaint(
-    whole: BatchMean, parts: Sequence[BatchMean], slack: float, precision: float, count: int
-) -> str | None:
-    """What is wrong with the mean of a batch, given those of its parts, if anything."""
-    means = [float(part.mean) for part in parts]
-    value, weight = float(whole.mean), sum(part.weight for part in parts)
-    if all(part.size == part.weight == 1 for part in (whole, *parts)):
-        return f"batch_loss returns one number for a batch of {count}, and for a part: {ONE_EACH}"
-    if abs(whole.weight - weight) > 1e-6 * max(abs(whole.weight), abs(weight)):
-        return (
-            f"a batch of {count} has {whole.weight:g} losses (tokens, weights), its two parts have "
-            f"{weight:g} together: every example must count by itself. Return one loss per example "
-            "or token, and count those behind the mean."
-        )
-    # Half precision adds up the losses of a batch with large errors.
-    half = whole.mean.dtype.itemsize < 4
-    relative = torch.finfo(whole.mean.dtype).eps ** 0.5 if half else precision
-    slack += relative * max(map(abs, (value, *means)))
-    terms = [part.weight * mean for part, mean in zip(parts, means, strict=True) if part.weight]
-    mean = sum(terms) / (weight or 1.0)
-    if abs(value - mean) <= slack:
-        return None
-    if abs(value - sum(means)) <= slack:
-        return (
-            f"the loss of a batch of {count} is the sum of its parts' losses ({value:.6g}): it "
-            "is sum-reduced. Pass a loss with reduction='mean'."
-        )
-    return (
-        f"the loss of a batch of {count} is {value:.6g}, the mean over its two parts {mean:.6g}: "
-        f"{NOT_A_MEAN}"
-    )
-
-
-def _gradient_complaint(
-    whole: Gradient,
-    parts: Sequence[Gradient],
-    weights: Sequence[float],
-    slack: float,
-    relative: float,
-    count: int,
-) -> str | None:
-    """What is wrong with the gradient: it may be no mean although the loss is one at this point."""
-    sizes, rest = [_norm(whole)], whole
-    for part, weight in zip(parts, weights, strict=True):
-        if weight:
-            sizes.append(_norm(part))
-            rest = _subtract(rest, part, weight)
-    difference = _norm(rest)
-    if difference <= slack + relative * max(sizes) or not math.isfinite(difference):
-        return None  # a gradient that is not finite is refused when it is used
-    return (
-        f"the gradient of a batch of {count} differs from the mean over those of its two parts by "
-        f"{difference:.2g}, and its norm is {sizes[0]:.2g}: {NOT_A_MEAN}"
-    )
-
-
-def _norm(gradient: Gradient) -> float:
-    return math.hypot(*(float(to_float64(g).norm()) for g in gradient if g is not None))
-
-
-def _subtract(a: Gradient, b: Gradient, factor: float = 1.0) -> Gradient:
-    """The tensors a − factor·b, where None is zero."""
-    pairs = zip(a, b, strict=True)
-    return [x if y is None else -factor * y if x is None else x - factor * y for x, y in pairs]

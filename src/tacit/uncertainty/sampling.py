@@ -11,7 +11,7 @@ from torch import Tensor
 from tacit.errors import InputError, Problem, check_whole
 from tacit.fitting.error_bars import ErrorBars, mark_undetermined
 from tacit.fitting.evidence import NOISY
-from tacit.fitting.target_problems import sampling_noise
+from tacit.fitting.problems import sampling_noise
 
 COVERAGE_OF_VARYING_DESIGN = "89 to 98 % of the time where a candidate depends on the examples"
 """How often 95 % intervals covered the truth, measured by `tacit reproduce coverage`."""

@@ -1,0 +1,484 @@
+"""Whether model, data and loss can be used: what is refused, before a gradient is trusted.
+
+The loss of some examples, the probe, is computed twice, and compared with the losses of its parts:
+only a mean over examples can be streamed and averaged exactly.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tacit.errors import InputError
+from tacit.objective import batches, derivatives
+from tacit.objective.batches import BatchPair, row_count, select_rows, tensors_in
+from tacit.objective.losses import (
+    BatchMean,
+    LossPerBatch,
+    MeanLoss,
+    WholeBatches,
+    count_examples,
+)
+from tacit.objective.models import is_batch_norm, without_statistics
+from tacit.objective.params import (
+    Params,
+    coarsest_dtype,
+    perturb_last_digit,
+    same_buffers,
+    to_float64,
+)
+from tacit.objective.passes import Passes
+
+PROBE_EXAMPLES = 256
+"""Number of examples in the probe, if batches can be sliced."""
+MAX_ROWS, MIN_ROWS, MAX_TARGETS = 64, 16, 2**12
+"""Largest number of examples that are compared with their parts at once; of long sequences fewer,
+down to the second number, so that about this many targets are."""
+COARSE = 0.02
+"""Relative rounding of a gradient that is accepted below float64: autocast may be inside a loss."""
+PART_ERRORS = (RuntimeError, ValueError, TypeError, LookupError, AssertionError, InputError)
+"""What a model or loss may raise for a part of a batch that is no batch."""
+
+Gradient = Sequence[Tensor | None]
+Evaluate = Callable[[Params, Any, bool], tuple[BatchMean, Gradient]]
+"""evaluate(params, batch, differentiate): the mean loss of a batch, and on demand its gradient.
+
+The gradient is empty where it is not asked for, or does not exist.
+"""
+NOT_A_MEAN = (
+    "not a mean over examples. Likely causes: shapes that broadcast, as (n, 1) and (n,), class "
+    "weights, ignored tokens, time before examples in the shapes, or examples that interact. Use "
+    "Objective.from_batch_loss with one loss per example (or losses and weights, or "
+    "interacting=True), or Objective.from_mean_loss with the number of tokens."
+)
+ONE_EACH = (
+    "one loss per example is needed (reduction='none'). Where examples of a batch interact, as in "
+    "contrastive learning, pass interacting=True; for a model that returns its mean loss use "
+    "Objective.from_mean_loss(…, count=…)."
+)
+
+
+def check_probe(passes: Passes, params: Params) -> BatchPair:
+    """Check data, model and loss on a few examples, the probe, and return them.
+
+    Refused are data without examples, a model that writes into its parameters, a loss that is not
+    deterministic and, if it should be one, a loss that is not a mean over examples.
+    """
+    with passes.prepared(training=passes.training), torch.enable_grad():
+        probe = _choose_probe(passes)
+        copies = same_buffers({n: p.clone() for n, p in params.items()}, params)
+        _check_deterministic(passes, copies, probe)
+        _check_unwritten(copies, params)
+    check_mean_loss(passes, params, probe[0])
+    return probe
+
+
+def _choose_probe(passes: Passes) -> BatchPair:
+    """Examples spread over the data where that is cheap, else the first of the first batch."""
+    first = passes.first_batch()
+    if isinstance(passes.loss, WholeBatches):
+        return first
+    sample = passes.batches.sample
+    if sample is not None and (examples := sample(PROBE_EXAMPLES)) is not None:
+        return passes.to_model(examples)
+    if not isinstance(passes.loss, MeanLoss):
+        return first
+    return batches.slice_batch(first, slice(PROBE_EXAMPLES), count_examples(first[0]))
+
+
+def _check_deterministic(passes: Passes, params: Params, probe: BatchPair) -> None:
+    """Refuse a model that gives two different losses for one batch."""
+    try:
+        first, second = (passes.batch_mean(params, probe, 0).mean for _ in range(2))
+    except RuntimeError as error:
+        model_dtype = next(iter(params.values())).dtype
+        data_dtypes = {t.dtype for t in tensors_in(probe[0])} - {model_dtype}
+        if "type" not in str(error) or not data_dtypes:
+            raise
+        raise InputError(
+            f"the data is {', '.join(map(str, data_dtypes))} and the model is {model_dtype}: "
+            f"cast one to the other, for instance with tensor.to({model_dtype})."
+        ) from error
+    if abs(first - second) > 10 * torch.finfo(first.dtype).eps * abs(first):
+        cause = "F.dropout or noise in forward; Objective(…, training=True, draws=…) averages it"
+        if passes.training:
+            cause = "randomness that torch's seed does not control, such as numpy's"
+        raise InputError(
+            f"the same batch gave two losses, {float(first)!r} and {float(second)!r}: the "
+            f"objective is not deterministic. Likely cause: {cause}."
+        )
+
+
+def _check_unwritten(copies: Params, params: Params) -> None:
+    """Refuse a model or loss that wrote into the parameters (copies of them) that it was run with.
+
+    Views of the model's own memory are used later on, and the loss is no function of θ alone.
+    """
+    for name, copy in copies.items():
+        versions = 0 if copy.is_inference() else copy._version
+        if versions or not torch.equal(copy, params[name]):
+            raise InputError(
+                f"the forward pass or the loss writes into parameter {name!r}: max_norm= of an "
+                "embedding, clipping or rescaling of weights in forward, or weights that the loss "
+                "moves in place. Set max_norm=None; constrain weights after optimizer.step()."
+            )
+
+
+def check_rows_are_examples(passes: Passes, params: Params, probe: BatchPair) -> None:
+    """Refuse outputs whose first dimension equals the batch size only by coincidence."""
+    if isinstance(passes.loss, MeanLoss) and (count := count_examples(probe[0])) > 1:
+        half = batches.slice_batch(passes.to_model(probe), slice(count // 2), count)
+        passes.examples(params, lambda examples: None, half, draw=0)
+
+
+def check_statistics(passes: Passes, params: Params, batch: Any) -> None:
+    """Refuse batch norm written by hand, which `is_batch_norm` does not recognise.
+
+    Such a module writes running statistics in training mode, and there the loss of an example
+    depends on the others of its batch.
+    """
+    modules = passes.model.modules()
+    if passes.loss.interacting or passes.paired or not any(map(_statistics, modules)):
+        return
+    passes = _by_example(passes)
+    try:
+        with passes.prepared(training=True), torch.enable_grad():
+            written = passes.call(
+                params,
+                lambda model, _: _written(
+                    model, lambda: passes.loss.mean(model, (batch, None), None)
+                ),
+            )
+    except (*PART_ERRORS, AttributeError):  # training mode may have other outputs
+        return
+    for module, tensor in written.items():
+        try:
+            with passes.prepared(training=False), torch.enable_grad():
+                module.training = True
+                by_row = isinstance(passes.loss, MeanLoss)
+                check_parts(_evaluate(passes), params, batch, by_row=by_row, repeatable=False)
+        except InputError as error:
+            raise InputError(
+                f"a {type(module).__name__} writes {tensor!r} in training mode, where the examples "
+                "of a batch interact: this is batch norm, but is not recognised as such. Name its "
+                "statistics running_mean and running_var and pass batch_norm='batch', or pass "
+                "batch_norm='running' for those of inference."
+            ) from error
+
+
+def _statistics(module: nn.Module) -> Params:
+    """The tensors of a module that may be running statistics, batch norm's own left out."""
+    tensors = {} if is_batch_norm(module) else {**vars(module), **module._buffers}
+    return {n: t for n, t in tensors.items() if isinstance(t, Tensor) and t.is_floating_point()}
+
+
+def _written(model: nn.Module, run: Callable[[], object]) -> dict[nn.Module, str]:
+    """The modules whose statistics change while something runs, each with the name of one."""
+    before = [
+        (module, name, tensor, tensor.detach().clone())
+        for module in model.modules()
+        for name, tensor in _statistics(module).items()
+    ]
+    run()
+    written: dict[nn.Module, str] = {}
+    for module, name, tensor, value in before:
+        now = getattr(module, name, tensor)
+        if not isinstance(now, Tensor) or not torch.equal(now, value):
+            written.setdefault(module, name)
+    return written
+
+
+def check_mean_loss(passes: Passes, params: Params, batch: Any, *, collected: bool = False) -> None:
+    """Refuse a loss that is not a mean over the examples of this batch, in eval mode.
+
+    A loss that takes its noise cannot be compared: its noise differs on a part of a batch.
+    """
+    if passes.loss.interacting or passes.paired:
+        return
+    if passes.batch_norm == "batch" and isinstance(passes.loss, WholeBatches):
+        # A part of a batch has other statistics; with running ones it can be compared.
+        if without_statistics(passes.model):
+            return
+        passes = _by_example(passes)
+    with passes.prepared(training=False), torch.enable_grad():
+        by_row, repeatable = isinstance(passes.loss, MeanLoss), not passes.training
+        check_parts(
+            _evaluate(passes), params, batch,
+            by_row=by_row, repeatable=repeatable, collected=collected,
+        )  # fmt: skip
+
+
+def _by_example(passes: Passes) -> Passes:
+    """The same with running statistics, and with each example's loss where that is known."""
+    reader = passes.loss
+    if isinstance(reader, WholeBatches):
+        whole, reader = reader, reader.reader
+        if isinstance(reader, LossPerBatch):
+            reader = replace(whole, equal=False)  # weighted by the counts
+    return replace(passes, loss=reader, batch_norm=None)
+
+
+def _evaluate(passes: Passes) -> Evaluate:
+    """The mean loss of a batch; on demand its gradient, which is empty if there is none.
+
+    A gradient may exist in training mode only (an operation in place after dropout). What fails
+    here is reported where it is needed.
+    """
+
+    def gradient(mean: Tensor, leaves: Params) -> Gradient:
+        try:
+            return derivatives.gradient(mean, leaves) if mean.requires_grad else ()
+        except RuntimeError:
+            return ()
+
+    def evaluate(params: Params, batch: Any, differentiate: bool) -> tuple[BatchMean, Gradient]:
+        derivative = gradient if differentiate else None
+        return passes.differentiate(params, (batch, None), derivative, None, 0)
+
+    return evaluate
+
+
+def check_parts(
+    evaluate: Evaluate,
+    params: Params,
+    batch: Any,
+    *,
+    by_row: bool,
+    repeatable: bool = True,
+    collected: bool = False,
+) -> None:
+    """Refuse a loss whose value on a batch is not the mean over the parts of the batch.
+
+    So it is with sums, class-weighted means, means over tokens without padding, and losses of
+    examples that interact.
+
+    Args:
+        evaluate: the mean loss of a batch at a point, and its gradient.
+        params: the point.
+        batch: examples; of a batch of the data at most `most_rows` are compared.
+        by_row: whether the batch is (inputs, …, target) with one row per example; batches of any
+            other structure are not checked where they cannot be cut into parts.
+        repeatable: whether the loss of a batch is known to be the same each time.
+        collected: whether the examples are from several batches: all of them are compared, unless
+            they cannot be evaluated as one batch.
+    """
+    count = count_examples(batch) if by_row else row_count(batch)
+    if count is None or count < 2:
+        return
+    if not collected:
+        batch, count = spread_rows(batch, count), min(count, most_rows(batch))
+    try:
+        parts = _Parts(evaluate, params, batch, count, collected=collected)
+        complaint = parts.compare(repeatable=repeatable)
+    except _PartError as error:
+        if by_row and not collected and count > 3:  # squeeze() removes the only row of a part
+            raise InputError(
+                f"the loss of a part of a batch of {count} cannot be computed ({error}), so that "
+                "it is not known to be a mean over examples. Every tensor needs one row per "
+                "example; for other batches use Objective.from_batch_loss."
+            ) from error
+        return
+    second = row_count(batch, 1) if complaint and not by_row else None
+    if complaint and not (second and _splits_along(evaluate, params, batch, second)):
+        raise InputError(complaint)
+
+
+def most_rows(batch: Any) -> int:
+    """How many examples of a batch are compared with their parts, by the size of its last tensor.
+
+    That is the target, where a batch has one; checks stay cheap beside a pass over the data.
+    """
+    *_, last = (t for t in (torch.zeros(1), *tensors_in(batch)) if t.ndim and t.numel())
+    return max(MIN_ROWS, min(MAX_ROWS, MAX_TARGETS * len(last) // last.numel()))
+
+
+def spread_rows(batch: Any, count: int | None) -> Any:
+    """At most `most_rows` examples of a batch, spread over it."""
+    most = most_rows(batch)
+    if count is None or count <= most:
+        return batch
+    return select_rows(batch, torch.linspace(0, count - 1, most).long(), count)
+
+
+def _splits_along(evaluate: Evaluate, params: Params, batch: Any, count: int) -> bool:
+    """Whether the examples of a batch lie along the second dimension, after that of time."""
+    try:
+        return count > 1 and not _Parts(evaluate, params, batch, count, dim=1).compare()
+    except _PartError:
+        return False
+
+
+class _PartError(Exception):
+    """Model or loss cannot be evaluated on a part of a batch."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Parts:
+    """A batch that can be cut into parts along one dimension of its tensors."""
+
+    evaluate: Evaluate
+    params: Params
+    batch: Any
+    count: int
+    dim: int = 0
+    collected: bool = False
+
+    def compare(self, *, repeatable: bool = True) -> str | None:
+        """What is wrong with the loss, if anything."""
+        everything = torch.arange(self.count)
+        whole, gradient = self._evaluate(everything, differentiate=True)
+        if not repeatable and not self._evaluate(everything)[0].mean.isclose(whole.mean):
+            return None  # noise that eval mode does not stop: parts cannot be compared
+        *splits, last = _splits(everything, self._order_by_target())
+        means = [[self._evaluate(part)[0] for part in rows] for rows in splits]
+        halves, gradients = zip(
+            *(self._evaluate(part, differentiate=True) for part in last), strict=True
+        )
+        precision, level = rounding_levels(whole.mean, list(self.params.values()))
+        coarse = any(p.dtype != torch.float64 for p in self.params.values())
+        relative = max(4 * precision, COARSE if coarse else 0.0)
+        weights = [part.weight / (whole.weight or 1.0) for part in halves]
+
+        def find(slack: float, gradient_slack: float) -> str | None:
+            for parts in (*means, halves):
+                if complaint := find_complaint(whole, parts, 2 * slack, precision, self.count):
+                    return complaint
+            gradient_slack = 4 * gradient_slack
+            return _gradient_complaint(
+                gradient, gradients, weights, gradient_slack, relative, self.count
+            )
+
+        return find(0.0, 0.0) and find(*self._rounding(whole, gradient, splits[0], means[0], level))
+
+    def _rounding(
+        self,
+        whole: BatchMean,
+        gradient: Gradient,
+        rows: Sequence[Tensor],
+        means: Sequence[BatchMean],
+        level: float,
+    ) -> tuple[float, float]:
+        """How much loss and gradient change when every weight moves a little, by `level`.
+
+        A part is evaluated by other routes than the batch, with other rounding; this measures how
+        much it matters.
+        """
+        moved = replace(self, params=perturb_last_digit(self.params, level))
+        moved_whole, moved_gradient = moved._evaluate(torch.arange(self.count), differentiate=True)
+        moved_means = [moved._evaluate(part)[0] for part in rows]
+        pairs = zip((whole, *means), (moved_whole, *moved_means), strict=True)
+        change = max(abs(float(a.mean - b.mean)) for a, b in pairs)
+        return change, _norm(_subtract(moved_gradient, gradient))
+
+    def _evaluate(self, rows: Tensor, *, differentiate: bool = False) -> tuple[BatchMean, Gradient]:
+        part = select_rows(self.batch, rows, self.count, self.dim)
+        try:
+            batch_mean, gradient = self.evaluate(self.params, part, differentiate)
+        except PART_ERRORS as error:
+            is_batch = len(rows) == self.count and not self.collected
+            if is_batch or isinstance(error, torch.OutOfMemoryError):
+                raise
+            raise _PartError(str(error)) from error
+        return batch_mean._replace(mean=batch_mean.mean.detach()), gradient
+
+    def _order_by_target(self) -> Tensor | None:
+        """The rows, sorted by the sums of the last tensor that has them."""
+        dim, tensors = self.dim, list(tensors_in(self.batch))
+        tensors = [t for t in tensors if t.ndim > dim and t.shape[dim] == self.count]
+        if not tensors or tensors[-1].is_complex():
+            return None
+        last = tensors[-1].detach().movedim(dim, 0).reshape(self.count, -1)
+        return last.double().sum(1).argsort().cpu()
+
+
+def rounding_levels(mean: Tensor, params: Sequence[Tensor]) -> tuple[float, float]:
+    """The relative rounding between a batch and its parts: of a loss, and of the weights.
+
+    Both are above the last digit: products and convolutions of other sizes take other routes.
+    """
+    eps = torch.finfo(coarsest_dtype(mean, *params)).eps
+    single = [p for p in params if p.is_cuda and p.dtype == torch.float32]
+    products = torch.backends.cuda.matmul.allow_tf32 and any(p.ndim > 1 for p in single)
+    convolutions = torch.backends.cudnn.allow_tf32 and any(p.ndim > 2 for p in single)
+    if products or convolutions:
+        eps = torch.finfo(torch.float16).eps  # it has as many digits as TF32
+        return eps, eps
+    return eps**0.75, min(8 * eps, eps**0.75)
+
+
+def _splits(rows: Tensor, order: Tensor | None) -> Iterator[tuple[Tensor, Tensor]]:
+    """Several ways to cut the rows of a batch in two; within a part their order stays."""
+    middle = len(rows) // 2
+    cuts = {middle, max(min(2, middle), len(rows) // 8)}
+    yield from ((rows[:cut], rows[cut:]) for cut in sorted(cuts, reverse=True))
+    if order is not None:
+        yield order[:middle].sort().values, order[middle:].sort().values
+
+
+def find_complaint(
+    whole: BatchMean, parts: Sequence[BatchMean], slack: float, precision: float, count: int
+) -> str | None:
+    """What is wrong with the mean of a batch, given those of its parts, if anything."""
+    means = [float(part.mean) for part in parts]
+    value, weight = float(whole.mean), sum(part.weight for part in parts)
+    if all(part.size == part.weight == 1 for part in (whole, *parts)):
+        return f"batch_loss returns one number for a batch of {count}, and for a part: {ONE_EACH}"
+    if abs(whole.weight - weight) > 1e-6 * max(abs(whole.weight), abs(weight)):
+        return (
+            f"a batch of {count} has {whole.weight:g} losses (tokens, weights), its two parts have "
+            f"{weight:g} together: every example must count by itself. Return one loss per example "
+            "or token, and count those behind the mean."
+        )
+    # Half precision adds up the losses of a batch with large errors.
+    half = whole.mean.dtype.itemsize < 4
+    relative = torch.finfo(whole.mean.dtype).eps ** 0.5 if half else precision
+    slack += relative * max(map(abs, (value, *means)))
+    terms = [part.weight * mean for part, mean in zip(parts, means, strict=True) if part.weight]
+    mean = sum(terms) / (weight or 1.0)
+    if abs(value - mean) <= slack:
+        return None
+    if abs(value - sum(means)) <= slack:
+        return (
+            f"the loss of a batch of {count} is the sum of its parts' losses ({value:.6g}): it "
+            "is sum-reduced. Pass a loss with reduction='mean'."
+        )
+    return (
+        f"the loss of a batch of {count} is {value:.6g}, the mean over its two parts {mean:.6g}: "
+        f"{NOT_A_MEAN}"
+    )
+
+
+def _gradient_complaint(
+    whole: Gradient,
+    parts: Sequence[Gradient],
+    weights: Sequence[float],
+    slack: float,
+    relative: float,
+    count: int,
+) -> str | None:
+    """What is wrong with the gradient: it may be no mean although the loss is one at this point."""
+    sizes, rest = [_norm(whole)], whole
+    for part, weight in zip(parts, weights, strict=True):
+        if weight:
+            sizes.append(_norm(part))
+            rest = _subtract(rest, part, weight)
+    difference = _norm(rest)
+    if difference <= slack + relative * max(sizes) or not math.isfinite(difference):
+        return None  # a gradient that is not finite is refused when it is used
+    return (
+        f"the gradient of a batch of {count} differs from the mean over those of its two parts by "
+        f"{difference:.2g}, and its norm is {sizes[0]:.2g}: {NOT_A_MEAN}"
+    )
+
+
+def _norm(gradient: Gradient) -> float:
+    return math.hypot(*(float(to_float64(g).norm()) for g in gradient if g is not None))
+
+
+def _subtract(a: Gradient, b: Gradient, factor: float = 1.0) -> Gradient:
+    """The tensors a − factor·b, where None is zero."""
+    pairs = zip(a, b, strict=True)
+    return [x if y is None else -factor * y if x is None else x - factor * y for x, y in pairs]
