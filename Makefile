@@ -4,7 +4,7 @@ STAMP := .venv/.installed
 # Two workers, each with whole files, so that a fixture of a file is made once.
 PARALLEL := -n 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: run test test-fast check format-check lint imports types wheel-test bench clean
+.PHONY: run test test-fast check format-check lint imports types wheel-test bench soak clean
 
 run: $(STAMP)  ## all figures at their quick preset, and results/index.html
 	$(BIN)/tacit reproduce --preset quick --out results
@@ -29,8 +29,11 @@ imports: $(STAMP)  ## modules import only from the layers below them
 types: $(STAMP)
 	$(BIN)/basedpyright
 
-wheel-test: $(STAMP)  ## the README's first example from the built wheel, in a clean environment
+wheel-test: $(STAMP)  ## the README's first examples from the built wheel, in a clean environment
 	bash .ci/wheel-test
+
+soak: $(STAMP)  ## 200 random edits of each saved file, and 50 kills of a sweep at random moments
+	TACIT_SOAK=1 $(BIN)/python -m pytest -q tests/paper/test_soak.py
 
 bench: $(STAMP)  ## ratios against stated baselines, measured in one run
 	$(BIN)/python benchmarks/run.py

@@ -1,8 +1,10 @@
 """The command line: `tacit estimate`, the version, and what it needs to start."""
 
 import json
+import shlex
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -27,7 +29,40 @@ def number():
 
 def needs_data(data):
     return objective()
+
+def module():
+    return torch
+
+def model():
+    return torch.nn.Linear(2, 1)
+
+model_itself = model()
+builtin = dict
+
+def fails():
+    raise RuntimeError("no\\nGPU")
+
+def leaves():
+    raise SystemExit(3)
+
+class Moody(torch.nn.Linear):
+    def forward(self, x):
+        if len(x) > 40:
+            raise RuntimeError("out of luck")
+        return super().forward(x)
+
+def moody():
+    X = torch.randn(50, 4)
+    return tacit.Objective(Moody(4, 1), torch.nn.functional.mse_loss, (X, X[:, :1]))
 """
+RAISING = {
+    "divides": "1 / 0",
+    "leaves_at_import": "raise SystemExit('done')",
+    "needs_a_package": "import no_such_package",
+    "is_no_python": "def (",
+    "nests": "def f(): return f()\nf()",
+}
+"""Modules that cannot be imported, by name."""
 
 
 def invoke(*arguments):
@@ -38,6 +73,8 @@ def invoke(*arguments):
 def folder(tmp_path, monkeypatch):
     """A folder with the module `mine`, which can be imported."""
     (tmp_path / "mine.py").write_text(MODULE)
+    for name, text in RAISING.items():
+        (tmp_path / f"{name}.py").write_text(text)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "mine", raising=False)
     return tmp_path
@@ -74,6 +111,39 @@ WRONG_CALLS = {
     ("mine:number", "--with", "l2"): "return a tacit.Objective",
     ("./mine.py:objective", "--with", "l2"): "Write module:callable",
     ("mine:needs_data", "--with", "l2"): "without arguments",
+    ("mine:module", "--with", "l2"): "returned a module: return a tacit.Objective",
+    ("mine:model", "--with", "l2"): "returned a Linear: return a tacit.Objective, as in",
+    ("mine:model_itself", "--with", "l2"): "Name a function that returns a tacit.Objective",
+    ("mine:builtin", "--with", "l2"): "'mine:builtin'",
+    (
+        "mine:fails",
+        "--with",
+        "l2",
+    ): "'mine:fails' raised RuntimeError: no GPU. Correct {folder}/mine.py, l",
+    (
+        "mine:leaves",
+        "--with",
+        "l2",
+    ): "'mine:leaves' raised SystemExit: 3. Correct {folder}/mine.py, line",
+    (
+        "mine:moody",
+        "--with",
+        "l2",
+    ): "'mine:moody' raised RuntimeError: out of luck. Correct {folder}/mine",
+    (
+        "divides:x",
+        "--with",
+        "l2",
+    ): "raised ZeroDivisionError: division by zero. Correct {folder}/divides",
+    ("leaves_at_import:x", "--with", "l2"): "raised SystemExit: done. Correct {folder}/leaves_at",
+    (
+        "needs_a_package:x",
+        "--with",
+        "l2",
+    ): "No module named 'no_such_package'. Correct {folder}/nee",
+    ("is_no_python:x", "--with", "l2"): "invalid syntax (is_no_python.py, line 1)",
+    ("nests:x", "--with", "l2"): "raised RecursionError",
+    ("mine\0:x", "--with", "l2"): "Write module:callable",
     ("mine:objective", "--with", "l2", "--json", "."): "cannot be written",
     ("mine:objective", "--with", "l2", "--json", "{file}/x"): "cannot be written",
     ("mine:objective", "--with", "smooth_l1:beta=1,beta=2"): "option twice",
@@ -96,7 +166,81 @@ def test_a_wrong_call_is_one_line_and_exit_code_two(arguments, folder):
     assert result.exit_code == 2, result.output
     (line,) = result.stderr.strip().splitlines()
     assert line.startswith("error: ")
-    assert WRONG_CALLS[arguments] in line
+    assert WRONG_CALLS[arguments].format(folder=folder) in line
+
+
+def test_an_error_of_tacit_itself_is_not_called_the_users(folder, monkeypatch):
+    def estimate(*arguments, **options):
+        raise RuntimeError("a defect")
+
+    monkeypatch.setattr(tacit, "estimate", estimate)
+    code = estimate.__code__.replace(co_filename=cli.__file__)
+    monkeypatch.setattr(estimate, "__code__", code)
+    result = invoke("estimate", "mine:objective", "--with", "l2")
+    assert isinstance(result.exception, RuntimeError)
+
+
+def test_the_summary_is_not_lost_where_the_file_cannot_be_written(folder):
+    result = invoke(
+        "estimate", "mine:objective", "--with", "l2", "--json", folder / "no folder" / "fit.json"
+    )
+    assert result.exit_code == 2
+    assert "explained 1.0000" in result.stdout
+    (line,) = result.stderr.splitlines()
+    assert "cannot be written to (No such file or directory)" in line
+
+
+WRITE = """
+import typer
+from pathlib import Path
+from tacit.cli import _write_json, report_errors
+
+@report_errors()
+def main():
+    _write_json(Path("{path}"), {{"a": 1}})
+    print("and more")
+
+typer.run(main)
+"""
+
+
+def shell(folder, path, redirection=""):
+    """Write JSON to the path and then a line, in a process with this redirection."""
+    command = [sys.executable, "-c", WRITE.format(path=path)]
+    return subprocess.run(
+        f"{shlex.join(command)} {redirection}",
+        shell=True,
+        cwd=folder,
+        capture_output=True,
+        text=True,
+    )
+
+
+def test_json_on_the_output_does_not_replace_or_overwrite_it(tmp_path):
+    before = Path("/dev/stdout").readlink()
+    expected = '{\n  "a": 1\n}\nand more\n'
+    assert shell(tmp_path, "/dev/stdout").stdout == expected
+    assert shell(tmp_path, "/dev/stdout", "> file").stderr == ""
+    assert (tmp_path / "file").read_text() == expected
+    assert Path("/dev/stdout").readlink() == before
+
+
+def test_a_full_disk_behind_the_output_is_one_line(tmp_path):
+    for path, redirection in (("fit.json", "> /dev/full"), ("/dev/full", "")):
+        (line,) = shell(tmp_path, path, redirection).stderr.splitlines()
+        assert line.startswith("error: ")
+        assert "No space left on device" in line
+    assert json.loads((tmp_path / "fit.json").read_text()) == {"a": 1}
+
+
+@pytest.mark.slow
+def test_json_can_be_piped_because_the_summary_goes_to_the_errors(folder):
+    command = [sys.executable, "-m", "tacit", "estimate", "mine:objective", "--with", "l2"]
+    run = subprocess.run(
+        [*command, "--json", "/dev/stdout"], cwd=folder, capture_output=True, text=True
+    )
+    assert json.loads(run.stdout)["strengths"] == pytest.approx({"l2": 0.1}, rel=1e-9)
+    assert "explained 1.0000" in run.stderr
 
 
 def test_an_interrupted_estimate_exits_with_130(folder):

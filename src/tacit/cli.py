@@ -6,15 +6,18 @@ for torch.
 """
 
 import json
+import os
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 import tacit
+from tacit.atomic import write_atomically
 from tacit.errors import InputError
 
 
@@ -37,15 +40,30 @@ def build_app(extra_commands: Iterable[Callable[[typer.Typer], None]] = ()) -> t
 
 @contextmanager
 def report_errors(interrupted: str = "interrupted.") -> Iterator[None]:
-    """Turn an InputError into one line and exit code 2, and an interruption into exit code 130."""
+    """Turn an InputError into one line and exit code 2, and an interruption into exit code 130.
+
+    So do files that cannot be read or written, among them a full disk behind the output.
+    """
     try:
         yield
-    except InputError as error:
+        sys.stdout.flush()
+    except (InputError, OSError) as error:
+        if isinstance(error, BrokenPipeError):
+            raise  # the reader of a pipe left: typer ends quietly
         typer.echo(f"error: {' '.join(str(error).split())}", err=True)
+        _drop_output()
         raise typer.Exit(2) from None
     except KeyboardInterrupt:
         typer.echo(interrupted, err=True)
         raise typer.Exit(130) from None
+
+
+def _drop_output() -> None:
+    """Where the output cannot be written, discard it: Python would complain at its end."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _print_version(requested: bool) -> None:
@@ -84,24 +102,38 @@ def estimate(
     ] = None,
 ) -> None:
     """Estimate strengths at the objective's parameters and print the summary."""
-    from tacit.specs import load_objective, parse_known, parse_regularizer
+    from tacit.specs import load_objective, own_errors, parse_known, parse_regularizer
 
+    if json_file is not None and json_file.is_dir():
+        raise InputError(f"{json_file} cannot be written to: it is a folder. Choose another file.")
     loaded = load_objective(objective)
     regularizers = [parse_regularizer(spec, loaded) for spec in candidates]
     penalties = dict(parse_known(spec, loaded) for spec in known or [])
-    fit = tacit.estimate(
-        loaded, regularizers, known=penalties, nonnegative=nonnegative, population=population
-    )
-    if json_file is not None:
-        _write_text(json_file, json.dumps(fit.to_dict(), indent=2) + "\n")
-    print(fit.summary())
-
-
-def _write_text(path: Path, text: str) -> None:
-    """Write a file completely or not at all."""
+    with own_errors(f"objective {objective!r}"):
+        fit = tacit.estimate(
+            loaded, regularizers, known=penalties, nonnegative=nonnegative, population=population
+        )
     try:
-        partial = path.with_name(f".{path.name}.partial")
-        partial.write_text(text)
-        partial.replace(path)
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path} cannot be written ({error}). Choose another file.") from error
+        if json_file is not None:
+            _write_json(json_file, fit.to_dict())
+    finally:  # the summary is not lost where the file cannot be written
+        apart = json_file is not None and _is_stdout(json_file)
+        print(fit.summary(), file=sys.stderr if apart else sys.stdout)
+
+
+def _write_json(path: Path, content: dict[str, Any]) -> None:
+    """Write a file completely or not at all; /dev/stdout is part of the output."""
+    text = json.dumps(content, indent=2) + "\n"
+    if _is_stdout(path):
+        print(text, end="")
+    else:
+        remedy = "Choose another file."
+        write_atomically(path, lambda partial: partial.write_text(text), remedy=remedy)
+
+
+def _is_stdout(path: Path) -> bool:
+    """Whether a path is where the output goes, as /dev/stdout is, also if that is a file."""
+    try:
+        return os.path.samestat(path.stat(), os.fstat(sys.stdout.fileno()))
+    except OSError:
+        return False

@@ -2,6 +2,12 @@
 
 import importlib
 import inspect
+import os
+import sysconfig
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import tacit
@@ -17,29 +23,59 @@ def load_objective(spec: str) -> "tacit.Objective":
     module_name, _, attribute = spec.partition(":")
     if not module_name or not attribute:
         raise InputError(f"objective {spec!r}: write it as module:callable.")
-    try:
+    what = f"objective {spec!r}"
+    with own_errors(what, remedy="Write module:callable, and run in the module's folder."):
         module = importlib.import_module(module_name)
-    except (ImportError, TypeError, SyntaxError) as error:
-        raise InputError(
-            f"objective {spec!r}: {error}. Write module:callable, and run in the module's folder."
-        ) from error
-    make_objective = getattr(module, attribute, None)
+        make_objective = getattr(module, attribute, None)
     if not callable(make_objective):
         raise InputError(
             f"objective {spec!r}: no callable {attribute!r}: name one that returns an Objective."
         )
     try:
         inspect.signature(make_objective).bind()
-    except TypeError as error:
+    except (TypeError, ValueError) as error:
         raise InputError(
             f"objective {spec!r} cannot be called without arguments ({error}): add defaults."
         ) from error
-    objective = make_objective()
+    with own_errors(what, remedy="Name a function that returns a tacit.Objective."):
+        objective = make_objective()
     if not isinstance(objective, tacit.Objective):
         raise InputError(
-            f"objective {spec!r} returned a {type(objective).__name__}: return a tacit.Objective."
+            f"objective {spec!r} returned a {type(objective).__name__}: return a tacit.Objective, "
+            "as in tacit.Objective(model, loss, data)."
         )
     return objective
+
+
+@contextmanager
+def own_errors(what: str, *, remedy: str | None = None) -> Iterator[None]:
+    """Turn what the user's own code raises into an InputError that says where it was raised.
+
+    Errors that did not pass through the user's code end with the remedy; without one they are
+    left alone, because they are defects of tacit.
+    """
+    try:
+        yield
+    except (InputError, KeyboardInterrupt):
+        raise
+    except (Exception, SystemExit) as error:
+        place = _own_place(error)
+        advice = remedy if place is None else f"Correct {place}."
+        if advice is None:
+            raise
+        message = f"{what} raised {type(error).__name__}: {error}"
+        raise InputError(f"{message.rstrip('.')}. {advice}") from error
+
+
+def _own_place(error: BaseException) -> str | None:
+    """File and line of the last frame that is not of Python, tacit or an installed package."""
+    folders = [sysconfig.get_path("stdlib"), str(Path(tacit.__file__).parent)]
+    others = ("<", *(f"{folder}{os.sep}" for folder in folders))
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        installed = {"site-packages", "dist-packages"} & {*Path(frame.filename).parts}
+        if not installed and not frame.filename.startswith(others):
+            return f"{frame.filename}, line {frame.lineno}"
+    return None
 
 
 def parse_regularizer(spec: str, objective: "tacit.Objective") -> "tacit.Regularizer":

@@ -31,6 +31,7 @@ EXPERIMENTS = (
     "dropout",
     "coverage",
     "training-coverage",
+    "trust",
 )
 """Names of the experiments, in the order of the page. The folder has `_` instead of `-`."""
 

@@ -72,7 +72,9 @@ def plot(
     if not folders:
         raise InputError(f"{folder} contains no finished results: run tacit reproduce first.")
     for result in map(store.read_result, folders):
-        typer.echo(f"{result.folder}: {', '.join(path.name for path in plots.draw(result))}")
+        with store.locked(result.folder):
+            names = [path.name for path in plots.draw(result)]
+        typer.echo(f"{result.folder}: {', '.join(names)}")
     if (folder / "index.html").exists():
         _write_page(folder)
 
@@ -98,13 +100,14 @@ def _reproduce_one(name: str, preset: str, folder: Path, device: str, force: boo
     from tacit_paper import plots, store
 
     experiment = find_experiment(name)
-    with _progress_bar(name) as advance:
-        result = store.run_experiment(
-            name, experiment, preset, folder, device=device, force=force, advance=advance
-        )
+    with store.locked(folder):
+        with _progress_bar(name) as advance:
+            result = store.run_experiment(
+                name, experiment, preset, folder, device=device, force=force, advance=advance
+            )
+        plots.draw(result)
     reused = f", {result.reused:,} of them reused" if result.reused else ""
     typer.echo(f"{typer.style(name, bold=True)}: {len(result.rows):,} rows{reused}")
-    plots.draw(result)
     for check in experiment.check(result.rows):
         holds = typer.style("yes", fg="green") if check.holds else typer.style("no ", fg="red")
         typer.echo(f"  {holds} {check.label}: {check.value:.4g} (expected {check.expected})")

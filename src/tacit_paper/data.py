@@ -25,7 +25,7 @@ from torch import Tensor
 
 from tacit.errors import InputError
 from tacit.objective.passes import track
-from tacit_paper.store import write_atomically
+from tacit_paper import store
 
 FILES = {
     "train-images-idx3-ubyte": "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
@@ -223,7 +223,7 @@ def _write_file(folder: Path, name: str, content: bytes) -> None:
         path.write_bytes(content)
         (folder / f"{name}.gz").unlink(missing_ok=True)
 
-    write_atomically(folder / name, write, option="--data-dir")
+    store.write(folder / name, write, remedy="Choose another --data-dir.")
 
 
 def _parse_idx(name: str, content: bytes) -> Tensor:

@@ -27,7 +27,8 @@ def write_page(out: Path) -> Path:
     sections = "\n".join(map(_section, results)) or "<p>No finished results yet.</p>"
     template = Template(Path(__file__).with_name("page.html").read_text())
     text = template.substitute(links=links, errors="".join(errors), sections=sections)
-    store.write_atomically(out / "index.html", lambda partial: partial.write_text(text))
+    with store.locked(out):
+        store.write(out / "index.html", lambda partial: partial.write_text(text))
     return out / "index.html"
 
 
@@ -55,14 +56,16 @@ def _read_figure(result: Result) -> bytes:
     """The SVG of a result, drawn again where it is missing or incomplete."""
     path = result.folder / "figure.svg"
     if not path.is_file() or not path.read_bytes().rstrip().endswith(b"</svg>"):
-        plots.draw(result)
+        with store.locked(result.folder):
+            plots.draw(result)
     return path.read_bytes()
 
 
 def _minimum_width(svg: bytes) -> int:
     """Pixels below which a figure of many panels is scrolled and not shrunk further."""
-    (width,) = re.findall(rb'<svg[^>]*? width="([\d.]+)pt"', svg)
-    return int(0.9 * float(width)) if float(width) > 600 else 0
+    found = re.search(rb'<svg[^>]*? width="(\d{1,5}(?:\.\d+)?)pt"', svg)
+    width = float(found[1]) if found else 0
+    return int(0.9 * width) if width > 600 else 0
 
 
 def _table(checks: list[Check]) -> str:

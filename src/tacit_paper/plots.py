@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tacit.errors import InputError
-from tacit_paper import find_experiment
-from tacit_paper.store import Result, write_atomically
+from tacit_paper import find_experiment, store
+from tacit_paper.store import Result
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -39,7 +39,7 @@ def save(figure: "Figure", folder: Path) -> list[Path]:
     with style():
         for kind, path in paths.items():
             write = partial(figure.savefig, format=kind, dpi=150, metadata=FORMATS[kind])
-            write_atomically(path, write)
+            store.write(path, write)
     return list(paths.values())
 
 

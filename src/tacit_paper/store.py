@@ -1,30 +1,48 @@
 """Rows on disk: written unit by unit, each file complete or absent, configurations never mixed.
 
 A result folder contains `run.json` (the metadata: configuration, versions, hashes), `rows.parquet`
-and the figure. During a run, finished units are in `parts/`, from where the next run resumes.
+and the figure. During a run, finished units are in `parts/`, from where the next run resumes. One
+process at a time works in a folder. What is read is checked against its hashes.
 """
 
 import hashlib
+import itertools
 import json
 import os
 import platform
 import re
 import shutil
+import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tacit.atomic import remove_partials, write_atomically
 from tacit.errors import InputError
 from tacit_paper import Experiment, Row, Table
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+try:
+    import fcntl
+except ImportError:  # Windows: folders are not locked there
+    fcntl = None
+
+CHOOSE_OUT = "Choose another --out, or make space there."
+"""What to do if a result cannot be written."""
 VERSIONS = ("tacit", "torch", "numpy", "scipy", "pandas", "pyarrow", "matplotlib", "scikit-learn")
 """Packages whose versions are written to the metadata."""
+MAX_METADATA = 2**20
+"""Bytes of a `run.json`, at most."""
+MAX_VALUES = 10**8
+"""Values of a table of rows, at most: a small compressed file could fill the memory."""
 _REMEDY = "Move it away, or pass --force to replace it."
+_KINDS = {"experiment": str, "preset": str, "config": dict, "device": str, "made_with": dict}
+_HASHES = ("config_hash", "rows_sha256", "content_hash", "metadata_sha256")
 
 
 @dataclass(frozen=True)
@@ -63,7 +81,7 @@ def run_experiment(
     config = getattr(experiment, preset.upper())
     metadata: dict[str, Any] = {"experiment": name, "preset": preset, "config": asdict(config)}
     metadata |= {"device": device, "made_with": {n: _version(n) for n in ("tacit", "torch")}}
-    metadata["config_hash"] = _hash(json.dumps(metadata, sort_keys=True).encode())
+    metadata["config_hash"] = _config_hash(metadata)
     if _prepare(folder, metadata, force=force):
         return read_result(folder)
     work = experiment.work(config, device)
@@ -81,13 +99,51 @@ def run_experiment(
     return replace(read_result(folder), reused=reused)
 
 
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Be the only process that works in a folder, which is made; wait for one that does now.
+
+    The lock is on the folder itself: it leaves no file, and ends with the process.
+    """
+    descriptor = None
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if fcntl is not None:
+            descriptor = os.open(folder, os.O_RDONLY)
+            _wait_for_lock(descriptor, folder)
+        for written in (folder, folder / "parts"):
+            remove_partials(written)
+    except OSError as error:
+        raise InputError(f"{folder} is no folder for results ({error}). {CHOOSE_OUT}") from error
+    try:
+        yield
+    finally:
+        if descriptor is not None:
+            os.close(descriptor)
+
+
+def _wait_for_lock(descriptor: int, folder: Path) -> None:
+    assert fcntl is not None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        print(f"waiting for another run that writes to {folder}", file=sys.stderr)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+    except OSError:
+        pass  # a file system without locks
+
+
 def _prepare(folder: Path, metadata: dict[str, Any], *, force: bool) -> bool:
-    """Make the folder ready for a run with this metadata; True if it contains the finished run."""
-    write_atomically(folder / ".probe", Path.touch)  # fails before anything is deleted or computed
-    (folder / ".probe").unlink()
+    """Make the folder ready for a run with this metadata; True if it contains the finished run.
+
+    A kill at any moment leaves a folder from which the next run goes on.
+    """
+    write(folder / ".probe", Path.touch)  # fails before anything is deleted or computed
+    (folder / ".probe").unlink(missing_ok=True)
     if force:
+        _write_json(folder / "run.json", metadata)  # from here on, nothing else counts as finished
         shutil.rmtree(folder / "parts", ignore_errors=True)
-        for path in [folder / "run.json", folder / "rows.parquet", *folder.glob("figure.*")]:
+        for path in [folder / "rows.parquet", *folder.glob("figure.*")]:
             path.unlink(missing_ok=True)
     if (folder / "run.json").exists():
         earlier = read_metadata(folder)
@@ -97,6 +153,8 @@ def _prepare(folder: Path, metadata: dict[str, Any], *, force: bool) -> bool:
         if earlier["config_hash"] != metadata["config_hash"]:
             _set_aside(folder, earlier["config_hash"])
         elif earlier.get("complete"):
+            read_result(folder)  # complete rows have to be readable before their parts are deleted
+            shutil.rmtree(folder / "parts", ignore_errors=True)
             return True
     elif (folder / "rows.parquet").exists():
         raise _damaged(folder / "rows.parquet", "there is no run.json")
@@ -108,31 +166,79 @@ def read_metadata(folder: Path) -> dict[str, Any]:
     """Read and check `run.json`; an InputError names the file where it is damaged."""
     path = folder / "run.json"
     try:
+        if path.stat().st_size > MAX_METADATA:
+            raise ValueError(f"it has more than {MAX_METADATA} bytes")
         metadata = json.loads(path.read_text())
-        types = {"experiment": str, "preset": str, "config": dict, "config_hash": str}
-        types |= {"rows": int, "rows_sha256": str} if metadata.get("complete") else {}
-        wrong = [key for key, kind in types.items() if not isinstance(metadata.get(key), kind)]
-        if wrong:
-            raise ValueError(f"{', '.join(wrong)} missing or wrong")
-    except (OSError, ValueError, AttributeError) as error:
+        _check_metadata(metadata)
+    except (OSError, ValueError, RecursionError) as error:
         raise _damaged(path, error) from error
     return metadata
 
 
+def _check_metadata(metadata: Any) -> None:
+    """Refuse metadata that `run_experiment` did not write; a ValueError says why."""
+    if not isinstance(metadata, dict):
+        raise ValueError("it is not an object")
+    kinds: dict[str, type] = {**_KINDS, "config_hash": str}
+    added = {"complete": bool, "rows": int, "versions": dict, "platform": str}
+    added |= dict.fromkeys(_HASHES[1:], str)
+    if metadata.get("complete"):
+        kinds |= added
+    wrong = [k for k, kind in kinds.items() if type(metadata.get(k)) is not kind]
+    wrong += [k for k in metadata if k not in kinds and k != "note"]  # a note is written by hand
+    if wrong:
+        raise ValueError(f"{', '.join(wrong)[:80]} missing or wrong")
+    if _depth(metadata) > 20:
+        raise ValueError("it is nested too deeply")
+    if metadata["config_hash"] != _config_hash(metadata):
+        raise ValueError("its settings are not those of its config_hash")
+    if metadata.get("complete") and metadata["metadata_sha256"] != _metadata_hash(metadata):
+        raise ValueError("its metadata_sha256 is not that of its content")
+
+
+def _depth(value: Any) -> int:
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return 1 + max(map(_depth, parts), default=0)
+
+
 def read_result(folder: Path) -> Result:
     """Read a finished run and check its rows against their hash in the metadata."""
-    import pyarrow.parquet as pq
-
     metadata, path = read_metadata(folder), folder / "rows.parquet"
     if not metadata.get("complete"):
         raise InputError(f"{folder} contains an unfinished run: finish it with tacit reproduce.")
-    try:
-        if _hash(path.read_bytes()) != metadata["rows_sha256"]:
+    with _report_damage(path):
+        content = path.read_bytes()
+        if _hash(content) != metadata["rows_sha256"]:
             raise ValueError("its sha256 is not the one in run.json")
-        rows = pq.read_table(path).to_pandas()
-    except (OSError, ValueError) as error:
-        raise _damaged(path, error) from error
+        rows = _read_table(content).to_pandas(ignore_metadata=True)
+        if len(rows) != metadata["rows"]:
+            raise ValueError(f"it has {len(rows)} rows, and run.json says {metadata['rows']}")
     return Result(folder, metadata, rows, reused=len(rows))
+
+
+def _read_table(content: bytes) -> "pa.Table":
+    """A table of rows, if it is no larger than rows can be."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    shape = pq.read_metadata(pa.BufferReader(content))
+    groups = [shape.row_group(i) for i in range(shape.num_row_groups)]
+    values = sum(group.column(i).num_values for group in groups for i in range(group.num_columns))
+    if not 0 <= max(values, shape.num_rows) <= MAX_VALUES:
+        raise ValueError(f"it has {values} values in {shape.num_rows} rows")
+    return pq.read_table(pa.BufferReader(content))
+
+
+@contextmanager
+def _report_damage(path: Path) -> Iterator[None]:
+    """Turn what reading a file of rows raises into an InputError that names it."""
+    import pyarrow as pa
+
+    unreadable = (OSError, ValueError, TypeError, KeyError, RecursionError, pa.ArrowException)
+    try:
+        yield
+    except unreadable as error:
+        raise _damaged(path, error) from error
 
 
 def finished_folders(out: Path) -> Iterator[Path]:
@@ -155,72 +261,70 @@ def content_hash(rows: list[Row]) -> str:
     return _hash(json.dumps(untimed, sort_keys=True).encode())
 
 
-def write_atomically(path: Path, write: Callable[[Path], object], *, option: str = "--out") -> None:
-    """Write a file completely or not at all: `write` fills a temporary file, which is renamed.
-
-    `option` is the command-line option that sets the folder, for the error if it is not writable.
-    """
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write(partial)
-        partial.replace(path)
-    except OSError as error:
-        raise InputError(
-            f"{path} cannot be written to ({error}): choose another {option}."
-        ) from error
-    finally:
-        if path.parent.is_dir():
-            partial.unlink(missing_ok=True)
+def write(path: Path, fill: Callable[[Path], object], *, remedy: str = CHOOSE_OUT) -> None:
+    """Write a file of a result completely or not at all, and make its folder."""
+    write_atomically(path, fill, remedy=remedy, make_folder=True)
 
 
 def _damaged(path: Path, error: Exception | str) -> InputError:
-    return InputError(f"{path} is damaged or not written by tacit ({error}). {_REMEDY}")
+    reason = " ".join(str(error).split())[:300]
+    return InputError(f"{path} is damaged or not written by tacit ({reason}). {_REMEDY}")
 
 
 def _set_aside(folder: Path, config_hash: str) -> None:
-    """Move rows of another configuration away, so that they never mix with new ones."""
+    """Move rows of another configuration away, so that they never mix with new ones.
+
+    `run.json` is moved last: where it is missing, an earlier move was interrupted and goes on.
+    """
     prefix = f"earlier-{config_hash[:8]}"
-    count = len(list(folder.glob(f"{prefix}*")))
-    aside = folder / (f"{prefix}-{count}" if count else prefix)
-    aside.mkdir()
-    for path in list(folder.iterdir()):
-        if not path.name.startswith("earlier-"):
+    names = (f"{prefix}-{count}" if count else prefix for count in itertools.count())
+    aside = next(a for name in names if not (a := folder / name).joinpath("run.json").exists())
+    metadata = folder / "run.json"
+    others = [p for p in folder.iterdir() if p != metadata and not p.name.startswith("earlier-")]
+    try:
+        aside.mkdir(exist_ok=True)
+        for path in (*others, metadata):
             path.replace(aside / path.name)
+    except OSError as error:
+        raise InputError(f"{folder} cannot be changed ({error}). {CHOOSE_OUT}") from error
 
 
 def _read_parts(folder: Path, config_hash: str) -> "dict[str, pa.Table]":
     """The tables of finished units, by the unit's name."""
-    import pyarrow.parquet as pq
-
     parts = {}
     for path in sorted((folder / "parts").glob("*.parquet")):
-        try:
-            table = pq.read_table(path)
+        with _report_damage(path):
+            content = path.read_bytes()  # compared first: damaged tables can crash their reader
+            if not path.stem.endswith(f"-{_hash(content)[:16]}"):
+                raise ValueError("its sha256 is not the one in its name")
+            table = _read_table(content)
             origin = json.loads((table.schema.metadata or {})[b"tacit"])
             if origin["config_hash"] != config_hash:
                 raise ValueError("it belongs to another configuration")
-        except (OSError, ValueError, KeyError) as error:
-            raise _damaged(path, error) from error
-        parts[origin["unit"]] = table
+            parts[origin["unit"]] = table
     return parts
 
 
 def _write_part(folder: Path, index: int, rows: list[Row], config_hash: str) -> "pa.Table":
-    """Write the rows of one unit, and return them as a table."""
+    """Write the rows of one unit, and return the table that will be read.
+
+    The hash of the file is in its name.
+    """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     unit = rows[0]["unit"]
-    origin = json.dumps({"unit": unit, "config_hash": config_hash})
     # pyarrow takes the columns from the first row only, and rows of one unit may differ in theirs.
     names = dict.fromkeys(name for row in rows for name in row)
     table = pa.Table.from_pylist([{name: row.get(name) for name in names} for row in rows])
-    table = table.replace_schema_metadata({b"tacit": origin.encode()})
+    origin = json.dumps({"unit": unit, "config_hash": config_hash})
+    buffer = pa.BufferOutputStream()
+    pq.write_table(table.replace_schema_metadata({b"tacit": origin.encode()}), buffer)
+    content = buffer.getvalue().to_pybytes()
     slug = re.sub(r"[^a-z0-9.]+", "-", unit.lower())
-    path = folder / "parts" / f"{index:05d}-{slug}.parquet"
-    write_atomically(path, lambda partial: pq.write_table(table, partial))
-    return table
+    path = folder / "parts" / f"{index:05d}-{slug}-{_hash(content)[:16]}.parquet"
+    write(path, lambda partial: partial.write_bytes(content))
+    return _read_table(content)
 
 
 def _join_parts(folder: Path, parts: "list[pa.Table]", metadata: dict[str, Any]) -> None:
@@ -231,7 +335,7 @@ def _join_parts(folder: Path, parts: "list[pa.Table]", metadata: dict[str, Any])
     plain = [part.replace_schema_metadata(None) for part in parts]
     table = pa.concat_tables(plain, promote_options="permissive")
     path = folder / "rows.parquet"
-    write_atomically(path, lambda partial: pq.write_table(table, partial))
+    write(path, lambda partial: pq.write_table(table, partial))
     versions = {name: _version(name) for name in VERSIONS}
     complete = {
         **metadata,
@@ -242,6 +346,7 @@ def _join_parts(folder: Path, parts: "list[pa.Table]", metadata: dict[str, Any])
         "versions": {**versions, "python": platform.python_version()},
         "platform": platform.platform(terse=True),
     }
+    complete["metadata_sha256"] = _metadata_hash(complete)
     _write_json(folder / "run.json", complete)
     shutil.rmtree(folder / "parts", ignore_errors=True)
 
@@ -254,7 +359,19 @@ def _version(name: str) -> str:
 
 
 def _write_json(path: Path, content: dict[str, Any]) -> None:
-    write_atomically(path, lambda partial: partial.write_text(json.dumps(content, indent=2) + "\n"))
+    write(path, lambda partial: partial.write_text(json.dumps(content, indent=2) + "\n"))
+
+
+def _config_hash(metadata: dict[str, Any]) -> str:
+    """What tells configurations apart: all settings, and the versions that numbers depend on."""
+    settings = {key: metadata[key] for key in _KINDS}
+    return _hash(json.dumps(settings, sort_keys=True).encode())
+
+
+def _metadata_hash(metadata: dict[str, Any]) -> str:
+    apart = ("metadata_sha256", "note")
+    content = {key: value for key, value in metadata.items() if key not in apart}
+    return _hash(json.dumps(content, sort_keys=True).encode())
 
 
 def _hash(content: bytes) -> str:

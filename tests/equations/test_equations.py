@@ -43,6 +43,28 @@ def test_stacking_shares_one_strength_between_endpoints():
     assert "3 stacked" in fit.summary()
 
 
+def test_penalties_of_one_name_that_differ_do_not_share_a_strength(tmp_path):
+    _, _, objective = network_with_objective()
+    different = [
+        tacit.smooth_l1(1e-3, name="R"),
+        tacit.smooth_l1(1e-2, name="R"),
+        tacit.l2(name="R"),
+        tacit.l1(name="R"),
+        tacit.regularizers.group_l2(name="R"),
+    ]
+    written = [tacit.endpoint_equations(objective, [r]) for r in different]
+    for i, first in enumerate(written):
+        assert tacit.stack([first, first]).names == ("R",)
+        for second in written[:i]:
+            with pytest.raises(tacit.InputError, match="different names"):
+                tacit.stack([first, second])
+    written[0].save(tmp_path / "equations")
+    loaded = tacit.Equations.load(tmp_path / "equations")
+    assert tacit.stack([loaded, written[0]]).rows == 2 * loaded.rows
+    with pytest.raises(tacit.InputError, match=r"beta=0\.01.* does not stack on .*beta=0\.001"):
+        tacit.stack([loaded, written[1]])
+
+
 def test_every_step_of_a_trajectory_is_a_system_of_its_own():
     model, data, step = tanh_mlp(0), random_data(0), 1e-2
     objective = tacit.Objective(model, F.mse_loss, data)

@@ -1,12 +1,16 @@
 """Recorded training loops give the same trajectory as their positions."""
 
+from functools import partial
+
 import pytest
 import torch
 from support.descent import descend
 from support.models import random_data, tanh_mlp
+from torch import nn
 from torch.nn import functional as F
 
 import tacit
+from tacit.equations.recording import GradientSizes, clipped_part
 
 
 def test_a_recorded_loop_has_the_trajectory_of_its_positions():
@@ -63,9 +67,10 @@ class Wrapped(torch.optim.Optimizer):
         self.optimizer = optimizer
 
 
-def ridge_of(model, data, recorder):
+def ridge_of(model, data, recorder, **options):
     objective = tacit.Objective(model, F.mse_loss, data)
-    return tacit.fit(tacit.trajectory_equations(objective, recorder.trajectory(), tacit.l2()))
+    trajectory = recorder.trajectory()
+    return tacit.fit(tacit.trajectory_equations(objective, trajectory, tacit.l2(), **options))
 
 
 @pytest.mark.parametrize("fused", [False, True])
@@ -126,7 +131,9 @@ def test_weights_that_are_loaded_before_the_first_update_are_no_displacement():
     assert fit.strengths["l2"] == pytest.approx(0.2, rel=0.1)
     hooks = len(optimizer._optimizer_step_pre_hooks)
     averages.close()
-    assert len(optimizer._optimizer_step_pre_hooks) == hooks - 2  # its own, and that of the wrapper
+    assert (
+        len(optimizer._optimizer_step_pre_hooks) == hooks - 3
+    )  # its own, of sizes, of the wrapper
 
 
 @pytest.mark.parametrize(
@@ -156,11 +163,140 @@ def test_an_empty_momentum_buffer_is_named_and_a_filled_one_is_not(options, firs
     assert young[:3] == pytest.approx([first, first * 0.9, first * 0.81])
     assert one_record.trajectory().young_momentum == pytest.approx([sum(young) / 120])
     for began_empty in (recorder, one_record):
-        problems = ridge_of(model, data, began_empty).problems
+        problems = ridge_of(model, data, began_empty, reference=tacit.rk4(1)).problems
         (problem,) = [p for p in problems if "still settling" in p.message]
         assert problem.kind == "unsettled"
         assert "Record later: skip the first 5/(1−β)" in problem.remedy
-    assert not any("still settling" in p.message for p in ridge_of(model, data, later).problems)
+    problems = ridge_of(model, data, later, reference=tacit.rk4(1)).problems
+    assert not any("still settling" in p.message for p in problems)
+    assert not ridge_of(model, data, recorder).problems  # a step's own gradient is known at once
+
+
+def clip_norm(max_norm):
+    return lambda model: nn.utils.clip_grad_norm_(model.parameters(), max_norm)
+
+
+def clip_value(model):
+    nn.utils.clip_grad_value_(model.parameters(), 0.02)
+
+
+def clip_each(model):
+    for parameter in model.parameters():
+        nn.utils.clip_grad_norm_(parameter, 0.05)
+
+
+def sgd(params):
+    return torch.optim.SGD(params, lr=0.02, momentum=0.5, weight_decay=0.02)
+
+
+def adamw(params):
+    return torch.optim.AdamW(params, lr=0.01, weight_decay=0.1)
+
+
+def clipped_problems(clip, optimizer, *, model, data, loss=F.mse_loss, batch=8, epochs=6):
+    """Problems of clipping, of averaged epochs and (for SGD) of a recorded loop."""
+    optimizer = optimizer(model.parameters())
+    averages = tacit.average_epochs(model, optimizer, epochs=3)
+    recorder = tacit.record(model, optimizer) if isinstance(optimizer, torch.optim.SGD) else None
+    generator = torch.Generator().manual_seed(0)
+
+    def closure(rows):
+        optimizer.zero_grad()
+        value = loss(model(data[0][rows]), data[1][rows])
+        value.backward()
+        clip(model)
+        return value
+
+    for epoch in range(epochs):
+        for rows in torch.randperm(len(data[0]), generator=generator).split(batch):
+            if epoch % 2:
+                closure(rows)
+                optimizer.step()
+            else:
+                optimizer.step(partial(closure, rows))
+        if recorder:
+            recorder.step()
+        averages.end_epoch()
+    objective = tacit.Objective(model, loss, data)
+    equations = [averages.equations(objective, [tacit.l2()])]
+    if recorder:
+        path = recorder.trajectory()
+        equations.append(tacit.trajectory_equations(objective, path, [tacit.l2()]))
+    fits = [tacit.fit(e) for e in equations]
+    return [[p for p in fit.problems if "clipped" in p.message] for fit in fits]
+
+
+@pytest.mark.parametrize("optimizer", [sgd, adamw])
+@pytest.mark.parametrize("clip", [clip_norm(0.1), clip_norm(0.02), clip_value, clip_each])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_clipped_gradients_are_named(clip, optimizer, dtype):
+    """Clipped to a norm of 0.1, SGD gave 0.0506 for 0.01, with 99 % explained and no Problem."""
+    data, model = tuple(part.to(dtype) for part in random_data(3)), tanh_mlp(3).to(dtype)
+    for problems in clipped_problems(clip, optimizer, model=model, data=data):
+        (problem,) = problems
+        assert problem.kind == "objective"
+        assert "look clipped in 100% of the updates" in problem.message
+        assert "larger max_norm" in problem.remedy
+
+
+@pytest.mark.parametrize("optimizer", [sgd, adamw])
+@pytest.mark.parametrize("clip", [lambda _: None, clip_norm(100.0)])
+@pytest.mark.parametrize("seed", range(4))
+def test_gradients_that_were_not_clipped_are_not_called_so(clip, optimizer, seed):
+    model, data = tanh_mlp(seed), random_data(seed)
+    assert not any(clipped_problems(clip, optimizer, model=model, data=data))
+
+
+def hinge(outputs, targets):
+    return F.relu(1 - outputs * targets.sign()).mean()
+
+
+FEW_GRADIENTS = {
+    "full batch, to its rest": (lambda: tanh_mlp(1), F.mse_loss, 64),
+    "hinge": (lambda: nn.Linear(5, 1).double(), hinge, 8),
+    "absolute error": (lambda: nn.Linear(5, 1).double(), F.l1_loss, 8),
+    "absolute error of a network": (lambda: tanh_mlp(1), F.l1_loss, 4),
+    "one example at a time": (lambda: nn.Linear(5, 1, bias=False).double(), F.l1_loss, 1),
+    "one weight": (lambda: nn.Linear(1, 1, bias=False).double(), F.l1_loss, 8),
+}
+
+
+@pytest.mark.parametrize("name", FEW_GRADIENTS)
+@pytest.mark.parametrize("optimizer", [sgd, adamw])
+def test_equal_gradients_are_not_called_clipped(name, optimizer):
+    make_model, loss, batch = FEW_GRADIENTS[name]
+    model, (X, y) = make_model(), random_data(1)
+    data = (X[:, :1], y) if name == "one weight" else (X, y)
+    epochs = {64: 150, 1: 3}.get(batch, 10)
+    options = {"model": model, "data": data, "loss": loss, "batch": batch, "epochs": epochs}
+    assert not any(clipped_problems(lambda _: None, optimizer, **options))
+
+
+def test_parts_of_a_model_without_gradients_do_not_hide_clipping():
+    """No gradient, an empty one, a frozen one, and half precision beside full."""
+
+    class Odd(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body, self.empty = tanh_mlp(2), nn.Parameter(torch.zeros(0))
+            self.shift = nn.Parameter(torch.zeros(3, dtype=torch.float16))
+
+        def forward(self, X):
+            return self.body(X) + self.shift.sum() + self.empty.sum()
+
+    model, (X, y) = Odd(), random_data(2)
+    model.body[0].bias.requires_grad_(False)
+    optimizer = sgd(model.parameters())
+    sizes = GradientSizes(optimizer)
+    optimizer.step()  # without any gradient
+    for rows in torch.arange(40).split(8):
+        optimizer.zero_grad()
+        F.mse_loss(model(X[rows]), y[rows]).backward()
+        clip_norm(0.01)(model.body)
+        model.shift.grad = None
+        optimizer.step()
+    assert sizes.last().shape == (5, 3 + 3)  # the norms of three tensors, and three facts
+    assert clipped_part(sizes.last()) == 1.0
 
 
 def test_what_is_recorded_must_be_moved_by_gradient_descent_of_one_rate():

@@ -8,7 +8,7 @@ from support.systems import draw, problem_kinds
 from torch.nn import functional as F
 
 import tacit
-from tacit.fitting.drift import fit_trend
+from tacit.fitting.drift import average_pieces, fit_trend
 
 
 def uneven_times_and_values(count=12):
@@ -60,3 +60,24 @@ def test_a_strength_that_changes_along_a_trajectory_is_drifting():
     assert not fit_of_descent([0.1] * 12).problems
     alternating = [0.1 * (1 + 0.05 * (-1) ** t) for t in range(12)]
     assert "drifting" not in problem_kinds(fit_of_descent(alternating))
+
+
+def test_pieces_are_means_over_twice_the_memory_of_the_noise():
+    values = torch.arange(50.0, dtype=torch.float64)[:, None]
+    assert torch.equal(average_pieces(values, 0.0), values)
+    assert average_pieces(values, 10.0)[:, 0].tolist() == [19.5, 39.5]
+
+
+def test_noise_with_the_memory_of_momentum_is_no_drift():
+    """Of 200 runs of 200 steps with correlation 0.9, half drifted without an allowance."""
+    noise = draw(9, 200, 400)
+    for step in range(1, 400):
+        noise[:, step] += 0.9 * noise[:, step - 1]
+    values = 3 + noise[:, 200:].T
+    drifting = {
+        memory: float(fit_trend(torch.arange(float(len(p))), p).drifting.double().mean())
+        for memory in (0.0, 10.0)
+        for p in [average_pieces(values, memory)]
+    }
+    assert drifting[0.0] > 0.3
+    assert drifting[10.0] < 0.05

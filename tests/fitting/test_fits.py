@@ -156,3 +156,39 @@ def test_problems_of_other_kinds_may_come_with_error_bars():
     bars = tacit.score_examples(fit).error_bars()
     with_bars = fit.with_error_bars(bars, tacit.Problem("of a user", "message", "remedy"))
     assert with_bars.problems[-1].kind == "of a user"
+
+
+@pytest.mark.parametrize("scale", [1e-300, 1e-170, 1e-120, 1.0, 1e120, 1e160, 1e300])
+def test_penalties_and_losses_of_extreme_scale_are_fitted_right_or_refused(scale):
+    X, y = random_data(4, count=40)
+    model = torch.nn.Linear(5, 1, bias=False).double()
+    normal = X.T @ X / 40 + 0.3 * torch.eye(5).double()
+    model.weight.data = torch.linalg.solve(normal, X.T @ y / 40).T
+    squares = tacit.regularizer("squares", lambda p: scale * p["weight"].square().sum())
+    sizes = tacit.regularizer("sizes", lambda p: scale * p["weight"].abs().sum())
+    if 1e-140 < scale < 1e140:
+        fit = tacit.estimate(model, F.mse_loss, (X, y), [squares, sizes])
+        assert fit.strengths["squares"] * scale == pytest.approx(0.3)
+        assert not fit.problems
+    else:
+        with pytest.raises(tacit.InputError, match=r"the gradient of 'squares' .* constant"):
+            tacit.estimate(model, F.mse_loss, (X, y), [squares, sizes])
+
+    def loss(output, target):
+        return scale * F.mse_loss(output, target)
+
+    if scale > 1e140:
+        with pytest.raises(tacit.InputError, match=r"the target .* constant"):
+            tacit.estimate(model, loss, (X, y), [tacit.l2()])
+        return
+    fit = tacit.estimate(model, loss, (X, y), [tacit.l2()])
+    assert fit.strengths["l2"] / scale == pytest.approx(0.3)
+    assert [p.kind for p in fit.problems] == ["no signal"] * (scale < 1e-140)
+
+
+def test_a_layer_whose_weights_have_vanished_has_no_column():
+    model = torch.nn.Sequential(torch.nn.Linear(5, 3), torch.nn.Linear(3, 1)).double()
+    model[1].weight.data.mul_(1e-150)
+    model[1].bias.data.zero_()
+    fit = tacit.estimate(model, F.mse_loss, random_data(4, count=40), [tacit.l2()])
+    assert list(fit.layers) == ["0"]

@@ -102,9 +102,27 @@ def test_the_table_has_a_row_per_regularizer_and_error_bars_that_name_their_kind
     assert float(row[1].strip("()")) == float(f"{fit.strengths['smooth_l1']:.6g}")
     assert row[2] == f"{fit.standard_errors['layers']['smooth_l1']:.3g}"
     text = " ".join(fit.summary().split())
-    low, high = fit.intervals()["layers"]["smooth_l1"]
-    assert f"smooth_l1 [{low:.4g}, {high:.4g}]" in text
-    assert "±layers: standard errors for the choice of layers, from 2 layers." in text
+    assert "±layers: how far 2 layers disagree on one strength" in text
+    assert "does not say how precisely the strength is known" in text
+    assert "intervals" not in text  # which would read as the strength's uncertainty
+    assert "tacit.score_examples(fit) adds the sampling of examples" in text
+
+
+def test_layers_are_shown_only_where_they_say_something():
+    """It was `±layers ∞` and `[-inf, inf]` where every strength was in one layer."""
+    objective = tacit.Objective(tanh_mlp(0), F.mse_loss, random_data(0))
+    by_layer = tacit.fit(tacit.endpoint_equations(objective, tacit.layerwise(tacit.l2())))
+    assert set(by_layer.standard_errors["layers"].values()) == {float("inf")}
+    for words in ("±layers", "∞", "-inf"):
+        assert words not in by_layer.summary()
+    assert "± none: a single point does not show its own uncertainty." in by_layer.summary()
+    both = [tacit.l2(scope="0.*", name="first"), tacit.smooth_l1(1e-3)]
+    text = tacit.fit(tacit.endpoint_equations(objective, both)).summary()
+    (row,) = [line.split() for line in text.splitlines() if line.startswith("first ")][-1:]
+    assert row[2] == "–"
+    assert "∞" not in text
+    drawn = tacit.fit(equations(draw(1, 50, 1), draw(2, 50, 3)))
+    assert "95 % intervals: r0 [" in drawn.summary()
 
 
 def test_percentages_have_more_digits_near_0_and_100():

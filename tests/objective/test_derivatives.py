@@ -3,6 +3,7 @@
 import pytest
 import torch
 from support.columns import random_params
+from support.hard_to_differentiate import Custom, DetachedSquare, OnceSquare
 from support.models import loss_of, params_of, random_data, tanh_mlp
 from support.objectives import assert_close
 from torch import nn
@@ -98,3 +99,65 @@ def test_derivatives_are_the_same_under_no_grad_and_inference_mode(mode):
         with mode():
             derivative = call()
         assert torch.equal(reference.flat(derivative), reference.flat(expected))
+
+
+class Square(torch.autograd.Function):
+    """x², which can be differentiated as often as one likes."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return 2 * ctx.saved_tensors[0] * gradient
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("function", [DetachedSquare, OnceSquare])
+def test_second_derivatives_that_torch_gets_wrong_are_refused_with_the_layers_name(function, dtype):
+    torch.manual_seed(0)
+    model, data = Custom(function).to(dtype), tuple(t.to(dtype) for t in random_data(2))
+    objective = Objective(nn.Sequential(model), F.mse_loss, data)
+    with pytest.raises(InputError, match=r"second derivatives of the loss are wrong in 0\.a"):
+        tacit.regularizers.gradient_norm(objective).bind(objective.params)
+    with pytest.raises(InputError, match="wrong"):  # again
+        objective.hvp(objective.params)
+    model.function = Square
+    product = objective.hvp(objective.params)
+    model, data = objective.model.double(), tuple(t.double() for t in data)
+    H = reference.hessian(loss_of(model, F.mse_loss, data), params_of(model))
+    expected = H @ reference.flat(params_of(model))
+    assert_close(product, expected, tolerance=1e-10 if dtype == torch.float64 else 1e-4)
+
+
+MODELS = {
+    "relu": lambda: nn.Sequential(nn.Conv2d(1, 16, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
+                                  nn.Linear(16 * 25, 64), nn.ReLU(), nn.Linear(64, 1)),
+    "layer norm": lambda: nn.Sequential(nn.Flatten(), nn.Linear(144, 8), nn.LayerNorm(8), nn.GELU(),
+                                        nn.Linear(8, 1)),
+    "group norm": lambda: nn.Sequential(nn.Conv2d(1, 4, 3), nn.GroupNorm(2, 4), nn.Tanh(),
+                                        nn.Flatten(), nn.Linear(400, 1)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", MODELS)
+def test_second_derivatives_that_are_right_are_not_refused(name, dtype):
+    torch.manual_seed(0)
+    model = MODELS[name]().to(dtype)
+    data = torch.randn(64, 1, 12, 12).to(dtype), torch.randn(64, 1).to(dtype)
+    objective = Objective(model, F.mse_loss, data)
+    assert objective.hvp(objective.params)
+
+
+def test_second_derivatives_under_autocast_are_not_judged():
+    def loss(model, batch):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return (model(batch[0])[:, 0] - batch[1][:, 0]).square()
+
+    torch.manual_seed(0)
+    data = torch.randn(64, 5), torch.randn(64, 1)
+    objective = Objective.from_batch_loss(tanh_mlp(0).float(), loss, data)
+    assert objective.hvp(objective.params)

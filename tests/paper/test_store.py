@@ -1,16 +1,22 @@
 """Rows survive interruptions, configurations never mix, and damage is reported."""
 
+import fcntl
 import json
+import os
+import re
 import shutil
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from support.experiments import run as run_units
 
 import tacit
+from tacit.atomic import PARTIAL
 from tacit_paper import store
 
 
@@ -214,3 +220,165 @@ def test_metadata_without_the_hash_of_the_rows_is_damaged(tmp_path):
     with pytest.raises(tacit.InputError, match="rows_sha256 missing"):
         run(tmp_path, toy_experiment())
     assert list(store.finished_folders(tmp_path)) == []
+
+
+def edit_metadata(folder, **changes):
+    metadata = json.loads((folder / "run.json").read_text())
+    (folder / "run.json").write_text(json.dumps(metadata | changes))
+
+
+MADE_UP = {
+    "deep nesting": ({"config": "[" * 50_000}, "recursion"),
+    "nesting that can be read": ({"config": {"a": "[" * 100 + "]" * 100}}, "nested too deeply"),
+    "a hash that is a path": ({"config_hash": "a/../../b"}, "not those of its config_hash"),
+    "other settings": ({"config": {"pieces": 5, "factor": 1.0}}, "not those of its config_hash"),
+    "another version": ({"versions": {"torch": "9"}}, "not that of its content"),
+    "a number of rows that is none": ({"rows": True}, "rows missing or wrong"),
+    "something more": ({"extra": 1}, "extra missing or wrong"),
+    "a preset that is no text": ({"preset": 3}, "preset missing or wrong"),
+    "no object": ([], "not an object"),
+    "a megabyte": ({"note": "x" * 2**20}, "more than 1048576 bytes"),
+}
+
+
+@pytest.mark.parametrize("name", MADE_UP)
+def test_made_up_metadata_are_refused(tmp_path, name):
+    run(tmp_path, toy_experiment())
+    changes, words = MADE_UP[name]
+    if isinstance(changes, list):
+        (tmp_path / "run.json").write_text("[]")
+    else:
+        edit_metadata(tmp_path, **changes)
+        text = (tmp_path / "run.json").read_text()
+        (tmp_path / "run.json").write_text(re.sub(r'"(\[+\]*)"', r"\1", text))
+    with pytest.raises(tacit.InputError, match=rf"run.json is damaged.*{words}.*--force"):
+        run(tmp_path, toy_experiment())
+    assert list(store.finished_folders(tmp_path)) == []
+
+
+def test_a_note_by_hand_is_kept(tmp_path):
+    run(tmp_path, toy_experiment())
+    edit_metadata(tmp_path, note="Columns were renamed after the run.")
+    assert store.read_result(tmp_path).metadata["note"]
+    assert run(tmp_path, toy_experiment()).reused == 8
+
+
+def test_rows_that_would_fill_the_memory_are_refused(tmp_path):
+    """Equal values are compressed to nothing: here 10⁸ in some kilobytes."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    run(tmp_path, toy_experiment())
+    path = tmp_path / "rows.parquet"
+    with pq.ParquetWriter(path, pa.schema({"value": pa.bool_()}), compression="zstd") as writer:
+        part = pa.table({"value": pa.array([True]).take(pa.nulls(1_000_001, pa.int32()))})
+        for _ in range(100):
+            writer.write_table(part)
+    metadata = json.loads((tmp_path / "run.json").read_text())
+    metadata |= {"rows_sha256": store._hash(path.read_bytes()), "rows": 100_000_100}
+    metadata["metadata_sha256"] = store._metadata_hash(metadata)
+    (tmp_path / "run.json").write_text(json.dumps(metadata))
+    with pytest.raises(tacit.InputError, match="it has 100000100 values"):
+        store.read_result(tmp_path)
+
+
+def test_a_part_with_other_rows_is_refused(tmp_path):
+    import pyarrow.parquet as pq
+
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path, toy_experiment(fail_at="piece 2"))
+    path = min((tmp_path / "parts").iterdir())
+    table = pq.read_table(path)
+    pq.write_table(table.slice(1), path)
+    with pytest.raises(tacit.InputError, match=r"00000-piece-0-\w+.parquet is damaged.*sha256"):
+        run(tmp_path, toy_experiment())
+
+
+def test_rows_that_were_half_set_aside_stay_together(tmp_path):
+    first = run(tmp_path, toy_experiment())
+    aside = tmp_path / f"earlier-{first.metadata['config_hash'][:8]}"
+    aside.mkdir()
+    (tmp_path / "rows.parquet").replace(aside / "rows.parquet")  # and here it was killed
+    run(tmp_path, toy_experiment(Config(factor=2.0)))
+    assert store.read_result(aside).rows.equals(first.rows)
+    assert len(list(tmp_path.glob("earlier-*"))) == 1
+
+
+def test_a_forced_run_that_is_killed_early_goes_on(tmp_path, monkeypatch):
+    whole = run(tmp_path, toy_experiment())
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", lambda *arguments, **options: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            run(tmp_path, toy_experiment(), force=True)
+    assert run(tmp_path, toy_experiment()).rows.equals(whole.rows)
+
+
+def test_parts_that_a_kill_left_beside_finished_rows_are_deleted(tmp_path):
+    run(tmp_path, toy_experiment())
+    (tmp_path / "parts").mkdir()
+    run(tmp_path, toy_experiment())
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["rows.parquet", "run.json"]
+
+
+@pytest.mark.parametrize("name", ["run.json", "rows.parquet", "parts"])
+def test_a_folder_where_a_file_should_be_is_reported(tmp_path, name):
+    if name == "parts":
+        (tmp_path / "parts").write_text("a file where a folder should be")
+    else:
+        (tmp_path / name).mkdir()
+    with pytest.raises(tacit.InputError, match=rf"{name}.* (is damaged|cannot be written to)"):
+        run(tmp_path, toy_experiment())
+    assert (tmp_path / name).exists()
+
+
+def test_a_second_run_in_a_folder_waits_for_the_first(tmp_path, capfd):
+    held, ended = threading.Event(), threading.Event()
+
+    def hold():
+        with store.locked(tmp_path):
+            held.set()
+            assert not ended.wait(0.3)
+            (tmp_path / "first").touch()
+
+    first = threading.Thread(target=hold)
+    first.start()
+    held.wait()
+    with store.locked(tmp_path):
+        assert (tmp_path / "first").exists()
+    ended.set()
+    first.join()
+    assert "waiting for another run that writes to" in capfd.readouterr().err
+
+
+def test_a_lock_removes_what_a_killed_run_left(tmp_path):
+    (tmp_path / "parts").mkdir()
+    for folder in (tmp_path, tmp_path / "parts"):
+        (folder / f".1{PARTIAL}").touch()
+    with store.locked(tmp_path):
+        assert [p.name for p in tmp_path.rglob("*")] == ["parts"]
+
+
+def test_a_file_system_without_locks_is_used_all_the_same(tmp_path, monkeypatch):
+    def fail(*arguments):
+        raise OSError(95, "Operation not supported")
+
+    monkeypatch.setattr(fcntl, "flock", fail)
+    with store.locked(tmp_path / "new"):
+        assert (tmp_path / "new").is_dir()
+    monkeypatch.setattr(store, "fcntl", None)
+    with store.locked(tmp_path / "newer"):
+        assert (tmp_path / "newer").is_dir()
+
+
+@pytest.mark.parametrize("folder", ["/proc/tacit", "/dev/null/tacit", "/dev/null"])
+def test_a_folder_that_cannot_be_made_is_reported(folder):
+    refused = pytest.raises(tacit.InputError, match=rf"{folder} is no folder.*another --out")
+    with refused, store.locked(Path(folder)):
+        pass
+
+
+@pytest.mark.skipif(os.getuid() == 0, reason="root writes to read-only folders")
+def test_a_read_only_folder_is_reported(tmp_path):
+    tmp_path.chmod(0o500)
+    with pytest.raises(tacit.InputError, match=r"cannot be written to \(Permission denied"):
+        run(tmp_path, toy_experiment())

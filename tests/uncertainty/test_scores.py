@@ -235,3 +235,27 @@ def test_wrong_calls_are_refused():
     for words, wrong_call in calls.items():
         with pytest.raises(InputError, match=words):
             wrong_call()
+
+
+def test_error_bars_of_a_function_that_reads_the_examples_say_that_they_are_too_narrow():
+    """λ̂ = mean x²·(2−θ) / mean z²·θ, with as much noise in the column as in the target."""
+    examples, replicates, theta = 400, 4000, 4 / 3
+    generator = torch.Generator().manual_seed(0)
+    draws = torch.randn(2, replicates, examples, generator=generator, dtype=torch.float64)
+    means = draws.square().mean(2)
+    spread = float((means[0] * (2 - theta) / (means[1] * theta)).std())
+    x, z = draws[:, 0]
+    model = torch.nn.Linear(1, 1, bias=False).double()
+    model.weight.data.fill_(theta)
+    own = tacit.regularizer("own", lambda p: z.square().mean() * p["weight"].square().sum())
+    data = (x[:, None], 2 * x[:, None])
+    fit = tacit.estimate(model, torch.nn.functional.mse_loss, data, [own], population=math.inf)
+    ratio = fit.standard_errors["sampling"]["own"] / spread
+    assert math.erf(1.96 * ratio / math.sqrt(2)) == pytest.approx(0.84, abs=0.04)
+    text = " ".join(fit.summary().split())
+    assert "columns of own treated as fixed, as if they did not read the examples" in text
+    assert "covered the truth 84 % of the time where a function of your own reads" in text
+    fit = tacit.estimate(
+        model, torch.nn.functional.mse_loss, data, [tacit.l2()], population=math.inf
+    )
+    assert "treated as fixed" not in fit.summary()

@@ -191,6 +191,67 @@ def test_classes_are_compared_by_agreement_with_tensors_and_with_a_shuffling_loa
         assert validation.control.agreement < 1
 
 
+def separable_classifier():
+    """Classes that the first input separates, and a classifier trained with 0.05 ‖θ‖² on them."""
+    X, _ = random_data(31, count=60, inputs=2)
+    y = (X[:, 0] > 0).long()
+    X[:, 0] += 2 * y - 1
+    torch.manual_seed(31)
+    model = nn.Linear(2, 2).double()
+    minimise(model, F.cross_entropy, (X, y), {tacit.l2(): 0.05})
+    return tacit.Objective(model, F.cross_entropy, (X, y))
+
+
+def train_to(penalised, control):
+    """A training loop that ends at `penalised` for a penalty above zero, else at `control`."""
+
+    def train(penalty):
+        return penalised if float(penalty(penalised).detach()) > 0 else control
+
+    return train
+
+
+def test_nothing_counts_as_recovered_beside_a_control_that_ran_off():
+    objective = separable_classifier()
+    point = params_of(objective.model)
+    control = {n: 67 * p for n, p in point.items()}  # no gradient is left there
+    wrong = {n: 1e-2 * p for n, p in point.items()}
+    wrong["weight"] = wrong["weight"].roll(1, 1)  # goes by the other input
+    validation = validate({"l2": 0.05}, objective, [tacit.l2()], train=train_to(wrong, control))
+    distances = validation.penalised.distance, validation.control.distance
+    assert 1 - distances[0] / distances[1] > 0.98  # what was reported before
+    assert validation.penalised.agreement < 0.6
+    assert not validation.settled
+    assert math.isnan(validation.recovered)
+    assert math.isnan(validation.recovered_predictions)
+    assert "not recovered" in problem_kinds(validation)
+    text = validation.summary()
+    assert text.startswith("The retrained model agrees with the original on ")
+    assert "recovered  –" in text
+    assert "did not settle" in text
+    assert validation.to_dict()["recovered"] is None
+
+
+def test_the_right_penalty_has_no_problem_beside_a_control_that_ran_off():
+    objective = separable_classifier()
+    point = params_of(objective.model)
+    control = {n: 300 * p for n, p in point.items()}
+    validation = validate({"l2": 0.05}, objective, [tacit.l2()], train=train_to(point, control))
+    assert validation.penalised.agreement == 1
+    assert not validation.settled
+    assert not validation.problems
+
+
+def test_a_control_that_only_stopped_early_does_not_count_either():
+    X, y = random_data(8)
+    objective = linear_objective(torch.ones(5, dtype=torch.float64), X, y)
+    stopped = {"weight": torch.full((1, 5), 0.9).double()}
+    validation = validate({"l2": 0.5}, objective, [tacit.l2()], train=lambda _: stopped)
+    assert not validation.settled
+    assert math.isnan(validation.recovered)
+    assert {"unfinished", "not recovered"} <= problem_kinds(validation)
+
+
 def test_a_batch_loss_needs_outputs_which_may_be_labels():
     X, y, model = classifier(6)
     objective = tacit.Objective.from_batch_loss(

@@ -8,7 +8,7 @@ import torch
 from tacit.ensembles.members import Ensemble, flatten_members, member_norms
 from tacit.ensembles.penalties import Strengths, check_penalties, expand_strengths
 from tacit.equations.equations import Block, Equations, Source, triangular_factor
-from tacit.equations.rows import BoundCandidates, check_candidates, read_rows
+from tacit.equations.rows import BoundCandidates, check_candidates, count_left_out, read_rows
 from tacit.errors import InputError
 from tacit.objective.losses import Loss
 from tacit.objective.params import Params, layer_of, shorten
@@ -160,7 +160,7 @@ def _layer_block(
         matrix[:, len(active) :] = values
         if kinks is not None:
             matrix[kinks] = 0
-            left_out += int(kinks.sum())
+        left_out += count_left_out(bound, name, kinks)
         factor = triangular_factor(torch.cat([factor, triangular_factor(matrix).cpu()]))
         rows += len(matrix)
     return Block(layer, tuple(active), factor, rows - left_out, left_out, floor)

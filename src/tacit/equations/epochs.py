@@ -12,9 +12,12 @@ from torch.optim import Optimizer
 
 from tacit.equations.equations import Equations
 from tacit.equations.recording import (
+    GradientSizes,
     MomentumBuffers,
     WrapperWatch,
+    clipped_part,
     flow_times,
+    total_norms,
     was_skipped,
 )
 from tacit.equations.rows import check_candidates
@@ -47,6 +50,8 @@ from tacit.regularizers.weight_decay import (
 
 SCALE_FREE = 0.01
 """|cosine| of weights and gradient below which the loss does not depend on the weights' length."""
+FEWEST_UPDATES = 100
+"""Clipping in an epoch is judged from at least as many updates, also of epochs before it."""
 MeanColumns = dict[Regularizer, dict[str, Params]]
 """Mean gradients over an epoch, by regularizer, column and tensor."""
 
@@ -71,6 +76,11 @@ class Epoch(NamedTuple):
     """See `Trajectory.batch_norm`."""
     step_size: float
     """The smallest of the epoch, as a part of the largest that is known of the run."""
+    updates: int
+    sizes: Tensor
+    """Of the gradients of these updates, and some before: see `GradientSizes`."""
+    unequal: float
+    """Σ (w − 1/m)² of the weights w that their step sizes give to the m updates."""
 
 
 class EpochAverages:
@@ -87,11 +97,12 @@ class EpochAverages:
         self._wrapper, optimizer = WrapperWatch(model, optimizer), unwrap_optimizer(optimizer)
         self._model, self._optimizer, self._averaged = model, optimizer, tuple(averaged)
         self._epochs: deque[Epoch] = deque(maxlen=epochs)
-        self._buffers = MomentumBuffers()
+        self._buffers, self._sizes = MomentumBuffers(), GradientSizes(optimizer)
         self._largest_step = 0.0
         self._start_epoch()
         self._hooks = (
             *self._wrapper.hooks,
+            *self._sizes.hooks,
             optimizer.register_step_pre_hook(self._add_point),
             optimizer.register_step_post_hook(self._add_missing_momentum),
         )
@@ -106,7 +117,7 @@ class EpochAverages:
         params = trainable(self._model)
         self._start = {n: to_float64(p).clone() for n, p in params.items()}
         self._sums, self._points, self._missing = float64_zeros(params), 0, 0.0
-        self._smallest_step = math.inf
+        self._smallest_step, self._step_sizes = math.inf, []
         self._statistics = copy_statistics(self._model)
         self._times = dict.fromkeys(params, 0.0)
         self._metric = adam_metric(self._optimizer, self._model)
@@ -135,6 +146,7 @@ class EpochAverages:
             self._start_epoch()
         self._points += 1
         self._smallest_step = min(self._smallest_step, _largest(optimizer, "lr"))
+        self._step_sizes.append(max(times.values()))
         # Torch's schedules keep the step size that they began with.
         largest = max(_largest(optimizer, "lr"), _largest(optimizer, "initial_lr"))
         self._largest_step = max(self._largest_step, largest)
@@ -183,7 +195,11 @@ class EpochAverages:
         if statistics and used != "batch":
             mean = Point(mean, statistics)  # frozen batch norm: the same at all points of the epoch
         step = self._smallest_step / self._largest_step
-        self._epochs.append(Epoch(mean, scaled, time, columns, missing, metric, drift, used, step))
+        updates, sizes = self._points, self._sizes.last(max(self._points, FEWEST_UPDATES))
+        weights = torch.tensor(self._step_sizes, dtype=torch.float64) / sum(self._step_sizes)
+        unequal = float((weights - 1 / len(weights)).square().sum())
+        facts = (missing, metric, drift, used, step, updates, sizes, unequal)
+        self._epochs.append(Epoch(mean, scaled, time, columns, *facts))
         self._start_epoch()
 
     def target(self, objective: Objective) -> Target:
@@ -208,7 +224,8 @@ class EpochAverages:
             )
             for point, epoch in zip(path.points, epochs, strict=True)
         ]
-        return Target(Setting("trajectory", objective, epochs=True), tuple(points))
+        setting = Setting("trajectory", objective, epochs=True, piece=len(points))
+        return Target(setting, tuple(points))
 
     def equations(
         self,
@@ -244,6 +261,9 @@ def average_epochs(
 
     Points are weighted by their step size. Trap: where the step size falls within an epoch, the
     examples seen late have less weight, and the mean of ∇L over batches is not exactly ∇L.
+
+    Trap: where gradients are clipped (`torch.nn.utils.clip_grad_norm_`), by factors c < 1, training
+    comes to rest at c∇L + λ∇R = 0: weight decay comes out as λ/c. A fit says so.
 
     Args:
         model: the model that is trained.
@@ -325,7 +345,21 @@ def _with_means(point: TargetPoint, epoch: Epoch) -> TargetPoint:
         unsettled={r.name: _gradient_spread(r, means, params) for r, means in columns.items()},
         metric=epoch.metric,
         burn_in=math.hypot(point.burn_in, epoch.metric_drift),
+        clipped=clipped_part(epoch.sizes, epoch.updates),
+        schedule=_schedule_noise(epoch, point.gradient_norm),
     )
+
+
+def _schedule_noise(epoch: Epoch, gradient_norm: float) -> float:
+    """Expected norm of Σ (w_b − 1/m) g_b: what unequal weights of batches add to the target.
+
+    In random order it is √(Σ (w_b − 1/m)² · S²), S² = m/(m−1) (mean ‖g_b‖² − ‖∇L‖²).
+    """
+    squares = total_norms(epoch.sizes[-epoch.updates :]).square()
+    if epoch.updates < 2 or not len(squares):
+        return 0.0
+    spread = max(float(squares.double().mean()) - gradient_norm**2, 0.0)
+    return math.sqrt(epoch.unequal * spread * epoch.updates / (epoch.updates - 1))
 
 
 def _join_means(regularizer: Regularizer, means: dict[str, Params], params: Params) -> Columns:

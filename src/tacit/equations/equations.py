@@ -3,27 +3,41 @@
 Signs and scale, once: ∇L + Σ λ_k ∇R_k = 0, L the mean over examples, R a sum over parameters.
 """
 
+import math
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, get_args
 
 import torch
 from torch import Tensor
 
-from tacit.equations.files import read_file, write_file
+from tacit.equations.files import check_plain, read_file, write_file
 from tacit.errors import InputError, check_type
+from tacit.regularizers.family import FamilyKind
 
 if TYPE_CHECKING:
     from tacit.equations.target import Origin
 
+SMALLEST = 1e-140
+"""Columns below this are not fitted: the squares of such numbers are zero in float64."""
+MAX_NUMBERS = 2**27
+"""Numbers (1 GiB) that a file may always need in memory; above, at most 100 times what it holds."""
 
-class Family(NamedTuple):
+
+@dataclass(frozen=True)
+class Family:
     """The adjacent columns that came from one regularizer, and its kind."""
 
     name: str
     kind: str
     size: int
+    definition: str = ""
+    """See `Regularizer.definition`."""
+
+    def describe(self) -> str:
+        """The name, with what distinguishes the family from others of that name."""
+        return f"{self.name!r} ({self.definition or self.kind or 'another penalty'})"
 
 
 @dataclass(frozen=True)
@@ -52,6 +66,22 @@ class Source:
     burn_in: float = 0.0
     """Norm of the part of the target that is due to an optimizer's averages, momentum or squared
     gradients, that were still settling."""
+    clipped: float = 0.0
+    """Part of the updates whose gradients look clipped."""
+    schedule: float = 0.0
+    """Expected norm of the part of an epoch's target that is due to step sizes that change within
+    it: batches with larger steps have more weight."""
+    memory: float = 0.0
+    """Steps over which momentum correlates the noise, 1/(1−β); 0 where it was taken out."""
+    near_zero: dict[str, float] = field(default_factory=dict)
+    """By penalty with a kink at zero: its strength without the weights that lie just outside of its
+    zero width and have most of what is unexplained."""
+    near_zero_rows: int = 0
+    """How many rows those weights have."""
+    near_zero_width: float = 0.0
+    """The zero width that would have them inside."""
+    step_size: float = 0.0
+    """Mean time of steps that were compared with a flow (`rk4`); 0 for all others."""
     unreached: tuple[str, ...] = ()
     """Parameters that the loss does not reach (an unused head); they have no equations."""
     unit: str = "examples"
@@ -84,6 +114,8 @@ class Block:
     floor: float
     source: int = 0
     step: int = 0
+    points: int = 1
+    """In `Equations.means`: how many sources or steps it is of, this one and every second later."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,6 +134,16 @@ class Equations:
     sources: tuple[Source, ...]
     origin: "Origin | None" = None
     """What they were written from; None for layers, steps, stacks and equations from a file."""
+    means: tuple[Block, ...] = ()
+    """For epochs of a run: √m times the mean of [design | target] over every second of them, m in
+    all, by layer. Products of different epochs, which have no noise on average, follow from it. Two
+    in sequence share the weights between them, so that their displacements' noise is correlated."""
+
+    alternatives: tuple[Block, ...] = ()
+    """Where something is left to explain: the same equations with the columns of other families
+    after the candidates', in one block for weights and one for biases; see `write_alternatives`."""
+    other_families: tuple[str, ...] = ()
+    """The names of those further columns."""
 
     def __getstate__(self) -> dict[str, Any]:
         """The state without the origin, because an objective may not be picklable."""
@@ -134,9 +176,10 @@ class Equations:
             raise InputError(f"no layer {label!r}: there are {', '.join(self.layers)}.")
         blocks = tuple(block for block in self.blocks if block.layer == label)
         sources = tuple(replace(source, layer=label) for source in self.sources)
-        equations = replace(self, blocks=blocks, sources=sources, origin=None)
+        means = tuple(block for block in self.means if block.layer == label)
+        equations = replace(self, blocks=blocks, sources=sources, origin=None, means=means)
         norms = equations.factor()[:, : len(self.names)].norm(dim=0)
-        return equations.select_columns((norms > 0).nonzero()[:, 0].tolist())
+        return equations.select_columns((norms > SMALLEST).nonzero()[:, 0].tolist())
 
     def steps(self, source: int = 0) -> list["Equations"]:
         """The equations of each step of a trajectory, in order; an endpoint has one step."""
@@ -144,24 +187,21 @@ class Equations:
         for block in self.blocks:
             if block.source == source:
                 blocks.setdefault(block.step, []).append(block)
-        return [replace(self, blocks=tuple(blocks[step]), origin=None) for step in sorted(blocks)]
+        part = replace(self, origin=None, means=(), alternatives=(), other_families=())
+        return [replace(part, blocks=tuple(blocks[step])) for step in sorted(blocks)]
 
     def select_columns(self, columns: Sequence[int]) -> "Equations":
         """The same equations with only these columns, in this order."""
         position = {column: i for i, column in enumerate(columns)}
-        blocks = []
-        for block in self.blocks:
-            selected = [i for i, column in enumerate(block.columns) if column in position]
-            targets = range(len(block.columns), block.factor.shape[1])
-            factor = triangular_factor(block.factor[:, [*selected, *targets]])
-            new_columns = tuple(position[block.columns[i]] for i in selected)
-            blocks.append(replace(block, columns=new_columns, factor=factor))
         return replace(
             self,
             families=tuple(_select_families(self.families, position)),
             names=tuple(self.names[column] for column in columns),
-            blocks=tuple(blocks),
+            blocks=tuple(_select_block(block, position) for block in self.blocks),
             origin=None,
+            means=tuple(_select_block(block, position) for block in self.means),
+            alternatives=(),
+            other_families=(),
         )
 
     def matrices(self, strengths: Sequence[float]) -> Iterator[tuple[str, Sequence[float]]]:
@@ -175,33 +215,123 @@ class Equations:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the equations (safetensors): they are the costly part, and refitting is free."""
         header = {
-            "families": self.families,
+            "families": [vars(family) for family in self.families],
             "names": self.names,
             "targets": self.targets,
             "sources": [vars(source) for source in self.sources],
-            "blocks": [
-                {k: v for k, v in vars(block).items() if k != "factor"} for block in self.blocks
-            ],
+            "blocks": [_without_factor(block) for block in self.blocks],
+            "means": [_without_factor(block) for block in self.means],
+            "alternatives": [_without_factor(block) for block in self.alternatives],
+            "other_families": self.other_families,
         }
-        write_file(path, header, [block.factor for block in self.blocks])
+        blocks = (*self.blocks, *self.means, *self.alternatives)
+        write_file(path, header, [block.factor for block in blocks])
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> "Equations":
-        """Read equations that `save` wrote."""
-        header, factors = read_file(path)
-        return Equations(
-            families=tuple(Family(*family) for family in header["families"]),
-            names=tuple(header["names"]),
-            targets=header["targets"],
-            blocks=tuple(
-                Block(**{**block, "columns": tuple(block["columns"])}, factor=factor)
-                for block, factor in zip(header["blocks"], factors, strict=True)
-            ),
-            sources=tuple(
-                Source(**{**source, "unreached": tuple(source.get("unreached", ()))})
-                for source in header["sources"]
-            ),
-        )
+        """Read equations that `save` wrote; a file that is damaged or made up is refused."""
+        try:
+            header, factors = read_file(path)
+            equations = _from_header(header, factors)
+            _check_system(equations)
+            _check_means(equations)
+            _check_alternatives(equations)
+        except InputError:
+            raise
+        except ValueError as error:
+            raise InputError(f"{path} is damaged: {error}. Write the equations again.") from error
+        return equations
+
+
+@dataclass(frozen=True)
+class _Header:
+    """The plain values of a file, beside the factors of its blocks."""
+
+    families: tuple[Family, ...]
+    names: tuple[str, ...]
+    targets: int
+    blocks: tuple[Block, ...]
+    sources: tuple[Source, ...]
+    means: tuple[Block, ...]
+    alternatives: tuple[Block, ...] = ()
+    other_families: tuple[str, ...] = ()
+
+
+def _from_header(header: dict[str, Any], factors: list[Tensor]) -> Equations:
+    """The equations of a file, with every value of its type."""
+    kinds = ("blocks", "means", "alternatives")
+    parts = [check_plain(tuple[dict[str, Any], ...], header.get(k), k) for k in kinds]
+    if (count := sum(map(len, parts))) != len(factors):
+        raise ValueError(f"it has {count} blocks and {len(factors)} matrices")
+    each = iter(factors)
+    whole = {
+        kind: [{"factor": next(each), **block} for block in blocks]
+        for kind, blocks in zip(kinds, parts, strict=True)
+    }
+    return Equations(**vars(check_plain(_Header, {**header, **whole}, "the head")))
+
+
+def _check_system(equations: Equations) -> None:
+    """Refuse what no writer writes: a ValueError says what does not fit together."""
+    names, targets, sources = equations.names, equations.targets, equations.sources
+    if not (names and targets and sources and equations.blocks):
+        raise ValueError("it has no columns, targets, sources or blocks")
+    if len({*names}) != len(names) or not all(names):
+        raise ValueError("columns have the same name, or none")
+    if sum(family.size for family in equations.families) != len(names):
+        raise ValueError(f"its families do not have {len(names)} columns")
+    for family in equations.families:
+        _check_family(family)
+    for source in sources:
+        if source.mode not in ("endpoint", "difference", "trajectory"):
+            raise ValueError(f"mode of a source is {source.mode[:40]!r}")
+    blocks = (*equations.blocks, *equations.means)
+    width, stored = len(names) + targets, sum(block.factor.numel() for block in blocks)
+    joined = width * (width + sum(len(block.factor) for block in blocks))
+    if joined > max(MAX_NUMBERS, 100 * stored):
+        raise ValueError(f"{stored} numbers would need {joined / 2**27:.3g} GiB of memory")
+    for block in blocks:
+        _check_block(block, len(names), targets, len(sources))
+
+
+def _check_means(equations: Equations) -> None:
+    """Refuse means over points that are not there."""
+    points = {(block.layer, block.source, block.step) for block in equations.blocks}
+    for mean in equations.means:
+        last = 2 * (mean.points - 1)
+        epoch = mean.source < len(equations.sources) and equations.sources[mean.source].epoch
+        end = (mean.source + last, 0) if epoch else (mean.source, mean.step + last)
+        if mean.points < 2 or (mean.layer, *end) not in points:
+            raise ValueError(f"a mean over {mean.points} points has not all of them")
+
+
+def _check_alternatives(equations: Equations) -> None:
+    """Refuse blocks of other families that do not have all columns."""
+    columns = tuple(range(len(equations.names) + len(equations.other_families)))
+    for block in equations.alternatives:
+        _check_block(block, len(columns), equations.targets, len(equations.sources))
+        if block.columns != columns or not equations.other_families:
+            raise ValueError(f"alternatives have {len(block.columns)} columns, not {len(columns)}")
+
+
+def _check_family(family: Family) -> None:
+    triangle = math.isqrt(2 * family.size)
+    whole = family.kind != "symmetric" or triangle * (triangle + 1) == 2 * family.size
+    if family.kind not in get_args(FamilyKind) or not whole:
+        raise ValueError(f"a family of {family.size} columns is {family.kind[:40]!r}")
+
+
+def _check_block(block: Block, columns: int, targets: int, sources: int) -> None:
+    shape, where = tuple(block.factor.shape), f"a block of layer {block.layer[:40]!r}"
+    if len({*block.columns}) != len(block.columns) or max(block.columns, default=0) >= columns:
+        raise ValueError(f"{where} has columns that are repeated or missing")
+    width = len(block.columns) + targets
+    if len(shape) != 2 or shape[1] != width or shape[0] > min(width, block.rows):
+        raise ValueError(f"{where} has {block.rows} rows, {width} columns and a matrix of {shape}")
+    if block.source >= sources:
+        raise ValueError(f"{where} is of source {block.source}, and there are {sources}")
+    if not torch.isfinite(block.factor).all():
+        raise ValueError(f"{where} has numbers that are not finite")
 
 
 def stack(equations: Iterable[Equations]) -> Equations:
@@ -215,6 +345,8 @@ def stack(equations: Iterable[Equations]) -> Equations:
         check_type("a part of a stack", part, Equations, "what endpoint_equations returns")
     first = parts[0]
     blocks: list[Block] = []
+    means: list[Block] = []
+    alternatives: list[Block] = []
     sources: list[Source] = []
     for part in parts:
         if (part.names, part.targets) != (first.names, first.targets):
@@ -222,10 +354,28 @@ def stack(equations: Iterable[Equations]) -> Equations:
                 f"equations in {part.names} with {part.targets} target columns do not stack on "
                 f"{first.names} with {first.targets}: use the same regularizers and groups."
             )
+        for family, other in zip(part.families, first.families, strict=False):
+            if family != other:
+                raise InputError(
+                    f"{family.describe()} does not stack on {other.describe()}: one strength "
+                    "cannot belong to both. Give them different names, and fit each of its own."
+                )
         blocks += [replace(block, source=block.source + len(sources)) for block in part.blocks]
+        means += [replace(block, source=block.source + len(sources)) for block in part.means]
+        alternatives += [
+            replace(block, source=block.source + len(sources)) for block in part.alternatives
+        ]
         sources += part.sources
-    origin = first.origin if len(parts) == 1 else None
-    return replace(first, blocks=tuple(blocks), sources=tuple(sources), origin=origin)
+    complete = all(part.alternatives for part in parts)
+    return replace(
+        first,
+        blocks=tuple(blocks),
+        sources=tuple(sources),
+        origin=first.origin if len(parts) == 1 else None,
+        means=tuple(means),
+        alternatives=tuple(alternatives) if complete else (),
+        other_families=parts[-1].other_families if complete else (),
+    )
 
 
 def triangular_factor(rows: Tensor) -> Tensor:
@@ -248,11 +398,24 @@ def _widen(block: Block, count: int, width: int) -> Tensor:
     return wide
 
 
+def _select_block(block: Block, position: dict[int, int]) -> Block:
+    """The block with only these columns, at these positions."""
+    selected = [i for i, column in enumerate(block.columns) if column in position]
+    targets = range(len(block.columns), block.factor.shape[1])
+    factor = triangular_factor(block.factor[:, [*selected, *targets]])
+    columns = tuple(position[block.columns[i]] for i in selected)
+    return replace(block, columns=columns, factor=factor)
+
+
+def _without_factor(block: Block) -> dict[str, Any]:
+    return {k: v for k, v in vars(block).items() if k != "factor"}
+
+
 def _select_families(families: tuple[Family, ...], position: dict[int, int]) -> Iterable[Family]:
     start = 0
     for family in families:
         size = sum(column in position for column in range(start, start + family.size))
         if size:
             whole = size == family.size or family.kind not in ("diagonal", "symmetric")
-            yield Family(family.name, family.kind if whole else "", size)
+            yield replace(family, kind=family.kind if whole else "", size=size)
         start += family.size

@@ -1,5 +1,6 @@
 """Recording the steps of a training loop as they happen."""
 
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
@@ -12,8 +13,14 @@ from torch.utils.hooks import RemovableHandle
 from tacit.equations.trajectory import Trajectory, check_time
 from tacit.errors import InputError, check_type
 from tacit.objective.models import copy_statistics, trainable, used_statistics
-from tacit.objective.params import Params, Point
+from tacit.objective.params import Params, Point, to_float64
 from tacit.regularizers.weight_decay import parameter_names, step_rule, unwrap_optimizer
+
+FLAT, DIFFERENT = 1e-5, 1e-3
+"""Relative differences: sizes of clipped gradients agree to FLAT, and other sizes of them do not to
+DIFFERENT."""
+MOST_UPDATES, MOST_ENTRIES = 2000, 1000
+"""How many updates, and about how many entries of each gradient, are looked at for clipping."""
 
 
 class Recorder:
@@ -23,11 +30,16 @@ class Recorder:
         self._model, self._positions = model, [_copy(model)]
         self._times: list[float] = []
         self._young: list[float] = []
+        self._carried: list[Params] = []
         self._elapsed = None if optimizer is None else 0.0
         self._missing, self._buffers = 0.0, MomentumBuffers()
+        self._momentum = Momentum(model)
+        self._updates, self._most_updates = 0, 1
         self._wrapper = None if optimizer is None else WrapperWatch(model, optimizer)
+        self._sizes: GradientSizes | None = None
         if optimizer is not None:
             optimizer = _check_optimizer(model, optimizer)
+            self._sizes = GradientSizes(optimizer)
             optimizer.register_step_pre_hook(self._before_step)
             # At the update itself: a schedule may have changed the step size by the next line.
             optimizer.register_step_post_hook(self._count_time)
@@ -36,6 +48,7 @@ class Recorder:
         if not self._times and not self._elapsed:
             self._positions = [_copy(self._model)]  # weights may have been loaded since
         self._buffers.before_step(optimizer)
+        self._momentum.before_step(optimizer)
 
     def _count_time(self, optimizer: Optimizer, *_: object) -> None:
         if was_skipped(optimizer):
@@ -43,6 +56,8 @@ class Recorder:
         time = flow_time(self._model, optimizer)
         self._elapsed = (self._elapsed or 0.0) + time
         self._missing += time * self._buffers.after_step(optimizer)
+        self._momentum.after_step(optimizer)
+        self._updates += 1
 
     def step(self, step_size: float | None = None) -> None:
         """Record the current weights; the flow time since is `step_size`, or the optimizer's.
@@ -64,6 +79,8 @@ class Recorder:
         self._positions.append(_copy(self._model))
         self._times.append(float(step_size))
         self._young.append(self._missing / self._elapsed if self._elapsed else 0.0)
+        self._carried.append(self._momentum.take_carried())
+        self._most_updates, self._updates = max(self._most_updates, self._updates), 0
         self._elapsed, self._missing = None if self._elapsed is None else 0.0, 0.0
 
     def _check_skipped(self) -> None:
@@ -85,7 +102,16 @@ class Recorder:
         trajectory = Trajectory.from_positions(self._positions, self._times)
         first, last = (getattr(self._positions[i], "buffers", {}) for i in (0, -1))
         used = used_statistics(self._model, first, last)
-        return replace(trajectory, young_momentum=tuple(self._young), batch_norm=used)
+        clipped = clipped_part(self._sizes.last()) if self._sizes else 0.0
+        return replace(
+            trajectory,
+            young_momentum=tuple(self._young),
+            batch_norm=used,
+            clipped=clipped,
+            carried=tuple(self._carried) if any(self._carried) else (),
+            momentum=self._momentum.largest,
+            updates=self._most_updates,
+        )
 
 
 def record(model: nn.Module, optimizer: Optimizer | None = None) -> Recorder:
@@ -94,8 +120,13 @@ def record(model: nn.Module, optimizer: Optimizer | None = None) -> Recorder:
     With a torch SGD optimizer (or a wrapper that holds one as `.optimizer`) the step size is read
     from it: η, or η/(1−β) with momentum β. Every step keeps a copy of the parameters.
 
-    Trap: η/(1−β) is right after a burn-in of a few 1/(1−β) steps. A fit says so where recording
-    began with an empty momentum buffer; one that is there already counts as filled.
+    What momentum carries over from earlier gradients is recorded too: `trajectory_equations` leaves
+    it out, except against a flow (`rk4`). Trap: there η/(1−β) is right only after a burn-in of a
+    few 1/(1−β) steps. A fit says so where recording began with an empty momentum buffer; one that
+    is there already counts as filled.
+
+    Trap: steps of clipped gradients do not follow the flow of the loss. A fit says so where the
+    recorder has the optimizer; without it, gradients are not seen.
     """
     check_type("the model to record", model, nn.Module, "a torch.nn.Module")
     return Recorder(model, optimizer)
@@ -180,6 +211,137 @@ class MomentumBuffers:
                 self._ages[parameter] += 1
                 missing = max(missing, _missing_part(group, self._ages[parameter]))
         return missing
+
+
+class Momentum:
+    """What momentum carries from earlier gradients into the steps of torch's SGD.
+
+    An update with the gradient g fills the buffer b with βb + (1−d)g (with g where it was empty),
+    and moves the weights by −ηb, under Nesterov by −η(g + βb). Its own gradient would move them by
+    −τg in the flow time τ = η(1−d)/(1−β). The rest of the displacement is carried over.
+    """
+
+    def __init__(self, model: nn.Module):
+        self._model, self._before, self._carried = model, {}, {}
+        self.largest = 0.0
+        """The largest β of any parameter."""
+
+    def before_step(self, optimizer: Optimizer) -> None:
+        """Copy the buffers, which the update changes."""
+        buffers = ((p, _buffer(optimizer, p)) for p, _ in _with_momentum(optimizer))
+        self._before = {p: None if b is None else b.clone() for p, b in buffers}
+
+    @torch.no_grad()
+    def after_step(self, optimizer: Optimizer) -> None:
+        """Add what the update carried over."""
+        names = parameter_names(self._model) if self._before else {}
+        for parameter, group in _with_momentum(optimizer):
+            name, buffer = names.get(id(parameter)), _buffer(optimizer, parameter)
+            if name is None or buffer is None:
+                continue
+            before, momentum = self._before.get(parameter), float(group["momentum"])
+            gradient = to_float64(buffer)
+            if before is not None:
+                gradient = (gradient - momentum * to_float64(before)) / (1 - group["dampening"])
+            moved = to_float64(buffer)
+            if group.get("nesterov"):
+                moved = gradient + momentum * moved
+            carried = _group_flow_time(group) * gradient - float(group["lr"]) * moved
+            self._carried[name] = self._carried.get(name, 0.0) + carried
+            self.largest = max(self.largest, momentum)
+
+    def take_carried(self) -> Params:
+        """What was carried over since the last call, by name; empty without momentum."""
+        carried, self._carried = self._carried, {}
+        return carried
+
+
+class GradientSizes:
+    """Sizes of the gradients of the last updates, from which `clipped_part` tells clipping.
+
+    By update: the norm of every tensor; of the entries their absolute sum, the largest, and how
+    many are as large. They stay on their device, so that no update waits for them.
+    """
+
+    def __init__(self, optimizer: Optimizer):
+        self._rows: deque[Tensor] = deque(maxlen=MOST_UPDATES)
+        self.hooks = (
+            optimizer.register_step_pre_hook(self._before_step),
+            optimizer.register_step_post_hook(self._after_step),
+        )
+
+    def last(self, updates: int = MOST_UPDATES) -> Tensor:
+        """One row for each of that many updates, the latest last."""
+        rows = list(self._rows)[-updates:]
+        rows = [row.to(rows[-1]) for row in rows if len(row) == len(rows[-1])]
+        return torch.stack(rows) if rows else torch.zeros(0, 4)
+
+    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if not _has_closure(args, kwargs):
+            self._add_row(optimizer)
+
+    def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if _has_closure(args, kwargs):  # which computed the gradients
+            self._add_row(optimizer)
+
+    @torch.no_grad()
+    def _add_row(self, optimizer: Optimizer) -> None:
+        parameters = (p for group in optimizer.param_groups for p in group["params"])
+        gradients = [g for p in parameters if (g := p.grad) is not None and g.numel()]
+        gradients = [_widen(g) for g in gradients if g.layout is torch.strided]
+        if not gradients or was_skipped(optimizer):
+            return
+        device = gradients[0].device
+        norms = torch.stack([torch.linalg.vector_norm(g).to(device) for g in gradients])
+        # Those of biases have few distinct values under some losses (l1_loss, hinge).
+        matrices = [g for g in gradients if g.ndim > 1] or gradients
+        samples = [g.reshape(-1)[:: 1 + g.numel() // MOST_ENTRIES].to(device) for g in matrices]
+        entries = torch.cat(samples).abs_()
+        largest = entries.max()
+        facts = torch.stack([entries.sum(), largest, (entries == largest).sum()])
+        self._rows.append(torch.cat([norms, facts]))
+
+
+def total_norms(sizes: Tensor) -> Tensor:
+    """The norm of the whole gradient of every update, from rows of sizes."""
+    return sizes[:, :-3].norm(dim=1)
+
+
+def clipped_part(sizes: Tensor, updates: int | None = None) -> float:
+    """The part of the last updates whose gradients look clipped, judged from all rows of sizes.
+
+    Clipping cuts off the sizes of gradients that differ: the norm of all, those of two or more
+    tensors, or two or more entries. At rest, where the gradient stays the same, nothing differs.
+    """
+    if len(sizes) < 3:
+        return 0.0
+    norms, (entry_sum, entry, shared) = sizes[:, :-3].double().cpu(), sizes[:, -3:].double().cpu().T
+    total, largest = norms.norm(dim=1), norms.amax(1)
+    equal_norms = (norms >= largest[:, None] * (1 - FLAT)).sum(1)
+    clipped = (
+        _cut_off(total, entry_sum, torch.full_like(total, 2))
+        | _cut_off(largest, entry_sum, equal_norms)
+        | _cut_off(entry, total, shared)
+    )
+    return float(clipped[-(updates or len(clipped)) :].double().mean())
+
+
+def _cut_off(size: Tensor, other: Tensor, shared: Tensor) -> Tensor:
+    """The updates of the largest size, if three or more have it, share it, and differ in others."""
+    top = size >= size.max() * (1 - FLAT)
+    lowest, highest = other[top].aminmax() if top.any() else (other[0], other[0])
+    differ = top.sum() >= 3 and highest - lowest > DIFFERENT * highest
+    return top & bool(differ and shared[top].median() >= 2)
+
+
+def _has_closure(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether step was called with a closure; the first argument is the optimizer itself."""
+    return any(value is not None for value in (*args[1:], *kwargs.values()))
+
+
+def _widen(gradient: Tensor) -> Tensor:
+    """At least in float32."""
+    return gradient.float() if gradient.itemsize < 4 else gradient
 
 
 def _with_momentum(optimizer: Optimizer) -> Iterable[tuple[Tensor, dict[str, Any]]]:

@@ -11,7 +11,14 @@ from tacit.equations.equations import Block, Family, triangular_factor
 from tacit.errors import InputError, check_number, check_type
 from tacit.objective.objective import Objective
 from tacit.objective.params import Params, Scope, layer_of, select, shorten
-from tacit.regularizers.family import Columns, Regularizer, check_one_strength, join_columns
+from tacit.regularizers.family import (
+    Columns,
+    Regularizer,
+    Subspace,
+    check_one_strength,
+    join_columns,
+    smallest_subspace,
+)
 
 CHUNK = 2**21
 """Largest number of entries of [design | targets] in memory at once (16 MiB)."""
@@ -32,6 +39,20 @@ class BoundCandidates:
     known: list[tuple[float, Columns]]
     """Known columns, each times what is to be subtracted from the target: its strength, or 0 where
     the target has it already."""
+
+    def families_on(self, name: str) -> list[Columns]:
+        """The columns, estimated and known, that cover a tensor."""
+        return [f for f in (self.columns, *(k for _, k in self.known)) if name in f.active]
+
+    def subspace(self, name: str) -> Subspace | None:
+        """The directions of a tensor that have equations, where they are not single entries."""
+        return smallest_subspace(self.families_on(name), name)
+
+    def slices(self, name: str, width: int) -> Iterator[slice]:
+        """Slices of a flattened tensor; only one where its equations are not single entries."""
+        if self.subspace(name) is None:
+            return slices(self.params[name], width)
+        return iter([slice(0, self.params[name].numel())])
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,6 +76,19 @@ class Candidates:
             for r in self.estimated
         )
         return replace(self, estimated=estimated, followed=followed)
+
+    def kinked(self, *, averaged: Iterable[Regularizer] = ()) -> tuple[Regularizer, ...]:
+        """Those to estimate that have a kink at zero, and no columns averaged over an epoch."""
+        means = set(averaged)
+        return tuple(r for r in self.estimated if r.with_zero_width and r not in means)
+
+    def with_zero_width(self, width: float, kinked: Sequence[Regularizer]) -> "Candidates":
+        """The candidates, with another zero width for some of them."""
+        estimated = tuple(
+            r.with_zero_width(width) if r.with_zero_width and r in kinked else r
+            for r in self.estimated
+        )
+        return replace(self, estimated=estimated)
 
     def bind(
         self,
@@ -88,7 +122,9 @@ class Candidates:
                 )
         for r in self.known:
             check_one_strength(r, len(parts[r].names))
-        families = tuple(Family(r.name, r.kind, len(parts[r].names)) for r in self.estimated)
+        families = tuple(
+            Family(r.name, r.kind, len(parts[r].names), r.definition) for r in self.estimated
+        )
         known = [(0.0 if self.followed else s, parts[r]) for r, s in self.known.items()]
         names = reached_rows(select(params, rows, what="rows"), unreached)
         return BoundCandidates(params, names, families, columns, known)
@@ -169,10 +205,11 @@ def write_blocks(
         width = len(active) + len(targets)
         factor, row_count, left_out = torch.zeros(0, width, dtype=torch.float64), 0, 0
         for name in names:
-            for part in slices(bound.params[name], width):
-                matrix, at_kinks = _read_block(bound, name, part, active, targets)
+            for part in bound.slices(name, width):
+                matrix, at_kinks = read_block(bound, name, part, active, targets)
                 factor = triangular_factor(torch.cat([factor.to(matrix), matrix]))
-                row_count, left_out = row_count + len(matrix), left_out + at_kinks
+                count = part.stop - part.start
+                row_count, left_out = row_count + count - at_kinks, left_out + at_kinks
         if not torch.isfinite(factor).all():
             raise InputError(
                 f"the equations of layer {layer} overflow: a regularizer's gradient or a target "
@@ -180,6 +217,38 @@ def write_blocks(
             )
         floor = sum(floors[name] ** 2 for name in names) ** 0.5
         blocks.append(Block(layer, tuple(active), factor.cpu(), row_count, left_out, floor))
+    return blocks
+
+
+def write_means(
+    points: Sequence[tuple[BoundCandidates, Sequence[Params]]],
+) -> list[Block]:
+    """√m times the mean of [design | target] over m points, as one block per layer.
+
+    A row at a kink at one point counts as zero there. There are no blocks where points have
+    equations of other parameters, or along a subspace, which differs between points.
+    """
+    first, targets = points[0]
+    names = first.rows
+    if any(b.rows != names or b.subspace(n) is not None for b, _ in points for n in names):
+        return []
+    layers: dict[str, list[str]] = {}
+    for name in names:
+        layers.setdefault(layer_of(name), []).append(name)
+    blocks = []
+    for layer, members in layers.items():
+        active = sorted(
+            {c for b, _ in points for n in members for c in b.columns.active.get(n, ())}
+        )
+        width, rows = len(active) + len(targets), 0
+        factor = torch.zeros(0, width, dtype=torch.float64)
+        for name in members:
+            for part in slices(first.params[name], width):
+                total = sum(_aligned_rows(b, name, part, active, t) for b, t in points)
+                total = total / len(points) ** 0.5
+                factor = triangular_factor(torch.cat([factor.to(total), total]))
+                rows += len(total)
+        blocks.append(Block(layer, tuple(active), factor.cpu(), rows, 0, 0.0, points=len(points)))
     return blocks
 
 
@@ -201,31 +270,60 @@ def read_rows(
     """The design, the targets without known penalties, and the mask of kinks, on one slice.
 
     The design has the columns of `bound.columns.active[name]`; it is empty without `columns`.
-    Rows at kinks are in no equation; the mask is None where there are none.
+    Rows at kinks are in no equation; the mask is None where there are none. Where the equations are
+    along a subspace, design and targets are projected on it (`bound.slices` has the whole tensor);
+    with kinks of single entries beside it, no row is left.
     """
     flat = [target[name].flatten()[part] for target in targets]
     empty = torch.zeros(part.stop - part.start, 0, dtype=torch.float64)
     values = torch.stack(flat, dim=1) if flat else empty
-    families = [f for f in (bound.columns, *(k for _, k in bound.known)) if name in f.active]
     for strength, known in bound.known if flat else ():
         if name in known.active:
             values = values - strength * known.rows(name, part).to(values)
     active = name in bound.columns.active
     design = bound.columns.rows(name, part) if active and columns else empty.to(values)
+    families, space = bound.families_on(name), bound.subspace(name)
     masks = [mask for f in families if (mask := f.kinks(name, part)) is not None]
     kinks = torch.stack([mask.to(masks[0].device) for mask in masks]).any(0) if masks else None
+    if space is not None:
+        design, values = space.project(design), space.project(values)
+        kinks = None if kinks is None else kinks.any().expand(len(kinks))
     return design, values, kinks
 
 
-def _read_block(
+def count_left_out(bound: BoundCandidates, name: str, kinks: Tensor | None) -> int:
+    """How many rows of a slice are in no equation."""
+    space = bound.subspace(name)
+    if kinks is not None and (space is None or kinks.any()):
+        return int(kinks.sum())
+    return 0 if space is None else bound.params[name].numel() - space.dimension
+
+
+def read_block(
     bound: BoundCandidates, name: str, part: slice, active: list[int], targets: Sequence[Params]
 ) -> tuple[Tensor, int]:
     """[design | targets] of a layer on a slice, and how many rows were left out at kinks."""
+    matrix, kinks = _read_matrix(bound, name, part, active, targets)
+    left_out = count_left_out(bound, name, kinks)
+    return matrix if kinks is None else matrix[~kinks], left_out
+
+
+def _aligned_rows(
+    bound: BoundCandidates, name: str, part: slice, active: list[int], targets: Sequence[Params]
+) -> Tensor:
+    """[design | targets] of a layer on a slice, with zeros for rows at kinks."""
+    matrix, kinks = _read_matrix(bound, name, part, active, targets)
+    if kinks is not None:
+        matrix[kinks] = 0
+    return matrix
+
+
+def _read_matrix(
+    bound: BoundCandidates, name: str, part: slice, active: list[int], targets: Sequence[Params]
+) -> tuple[Tensor, Tensor | None]:
+    """[design | targets] of a layer on a slice, and the mask of kinks."""
     design, values, kinks = read_rows(bound, name, part, targets)
     matrix = torch.cat([values.new_zeros(len(values), len(active)), values], dim=1)
     columns = bound.columns.active.get(name, ())
     matrix[:, [active.index(column) for column in columns]] = design
-    if kinks is None:
-        return matrix, 0
-    kinks = kinks.to(matrix.device)
-    return matrix[~kinks], int(kinks.sum())
+    return matrix, None if kinks is None else kinks.to(matrix.device)

@@ -10,13 +10,16 @@ from typing import Any, Literal
 
 from torch import Tensor
 
+from tacit.equations.alternatives import write_alternatives
 from tacit.equations.equations import Block, Equations, Source
+from tacit.equations.near_zero import find_near_zero
 from tacit.equations.rows import (
     Averaged,
     BoundCandidates,
     Candidates,
     check_candidates,
     write_blocks,
+    write_means,
 )
 from tacit.errors import InputError
 from tacit.objective.objective import Objective, check_objective
@@ -42,6 +45,9 @@ class Setting:
     """Groups of draws, each with a target of its own."""
     epochs: bool = False
     """Whether every point is an epoch of a run, and a source of its own."""
+    piece: int = 0
+    """Number of successive points with independent noise and nearly the same target, over which
+    `Equations.means` are written; 0 for none."""
     followed: Mapping[Regularizer, float] | None = None
     """Known penalties that the reference of a trajectory followed, which are in the target; None
     where known penalties are subtracted from it."""
@@ -69,6 +75,14 @@ class TargetPoint:
     """See `Source.unreached`."""
     burn_in: float = 0.0
     """See `Source.burn_in`."""
+    clipped: float = 0.0
+    """See `Source.clipped`."""
+    schedule: float = 0.0
+    """See `Source.schedule`."""
+    memory: float = 0.0
+    """See `Source.memory`."""
+    step_size: float = 0.0
+    """See `Source.step_size`."""
     metric: Params = field(default_factory=dict)
     """The optimizer's metric at that time, √v̂ + ε of Adam; empty where it is not known."""
     fingerprint: tuple[float, ...] = ()
@@ -172,20 +186,33 @@ def write_equations(
     """The equations of all points, read one at a time."""
     blocks: list[Block] = []
     sources: list[Source] = []
+    alternatives: list[Sequence[Block]] = []
+    others: tuple[str, ...] = ()
+    means: list[Block] = []
+    piece: list[tuple[BoundCandidates, Sequence[Params]]] = []
     bound = point = None
     if setting.mode == "trajectory":
         candidates = candidates.of_flow(setting.objective, followed=setting.followed is not None)
     for number, point in enumerate(points):
-        bound = candidates.bind(
-            point.params,
-            rows,
-            averaged=point.averaged,
-            metric=point.metric,
-            unreached=point.unreached,
-        )
+        at_point = {
+            "averaged": point.averaged,
+            "metric": point.metric,
+            "unreached": point.unreached,
+        }
+        bound = candidates.bind(point.params, rows, **at_point)
         label = {"source": number} if setting.epochs else {"step": number}
         written = write_blocks(bound, point.vectors, floors=point.floors)
         blocks += [replace(block, **label) for block in written]
+        piece += [(bound, point.vectors)] if setting.piece else []
+        if piece and len(piece) == setting.piece:
+            means += _means_of(piece, number, epochs=setting.epochs)
+            piece = []
+        if setting.epochs or setting.mode != "trajectory":
+            wide, others = write_alternatives(written, bound, point.vectors, number)
+            alternatives.append(wide)
+        near_zero = {}
+        if setting.epochs or setting.mode == "endpoint":
+            near_zero = find_near_zero(candidates, written, bound, point.vectors, **at_point)
         sources.append(
             Source(
                 mode=setting.mode,
@@ -195,10 +222,15 @@ def write_equations(
                 normalised=dict(point.normalised),
                 unreached=point.unreached,
                 burn_in=point.burn_in,
+                clipped=point.clipped,
+                schedule=point.schedule,
+                memory=point.memory,
+                step_size=point.step_size,
                 epoch=setting.epochs,
                 parameters=sum(point.params[name].numel() for name in bound.rows),
                 tensors=len(bound.rows),
                 known={r.name: float(strength) for r, strength in candidates.known.items()},
+                **near_zero,
                 **setting.objective.describe(point.params),
             )
         )
@@ -211,11 +243,34 @@ def write_equations(
         unreached = [n for n in point.unreached if all(n in s.unreached for s in sources)]
         steps = {"steps": len(sources), "gradient_norm": mean_norm, "burn_in": burn_in}
         steps["unreached"] = tuple(unreached)
+        steps["step_size"] = sum(s.step_size for s in sources) / len(sources)
         sources = [replace(sources[-1], **steps)]
     origin = Origin(setting, candidates, rows, only_point)
+    columns = bound.families, bound.columns.names
+    complete = all(alternatives)
     return Equations(
-        bound.families, bound.columns.names, setting.groups, tuple(blocks), tuple(sources), origin
+        *columns,
+        setting.groups,
+        tuple(blocks),
+        tuple(sources),
+        origin,
+        tuple(means),
+        alternatives=tuple(block for wide in alternatives for block in wide if complete),
+        other_families=others if complete else (),
     )
+
+
+def _means_of(
+    piece: Sequence[tuple[BoundCandidates, Sequence[Params]]], last: int, *, epochs: bool
+) -> list[Block]:
+    """The means over every second of these points, each labelled with its first point."""
+    first, label = last - len(piece) + 1, "source" if epochs else "step"
+    return [
+        replace(block, **{label: first + offset})
+        for offset in (0, 1)
+        if len(piece[offset::2]) > 1
+        for block in write_means(piece[offset::2])
+    ]
 
 
 def endpoint_target(objective: Objective, *, params: Mapping[str, Tensor] | None = None) -> Target:

@@ -2,9 +2,10 @@
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,6 +29,9 @@ from tacit.objective.params import (
 )
 from tacit.regularizers.family import Regularizer
 
+PIECE = 8
+"""Steps over which the target of a trajectory counts as the same."""
+
 
 @dataclass(frozen=True, eq=False)
 class Trajectory:
@@ -44,6 +48,15 @@ class Trajectory:
     """The part of each time by which η/(1−β) overstates steps of a young momentum buffer."""
     batch_norm: BatchNorm | None = None
     """Which statistics batch norm used in these steps, where a recorder saw it."""
+    clipped: float = 0.0
+    """See `Source.clipped`."""
+    carried: Sequence[Params] = ()
+    """What momentum carried into each displacement from gradients at earlier points, where a
+    recorder saw it: without it, a step is its own gradient times its time."""
+    momentum: float = 0.0
+    """The momentum β of these steps, where a recorder saw it."""
+    updates: int = 1
+    """The most updates in one displacement, where a recorder saw them."""
 
     def __post_init__(self) -> None:
         parts = (self.points, self.displacements, self.times)
@@ -94,6 +107,26 @@ class Trajectory:
             )
         return cls(positions[:-1], displacements, times)
 
+    def halved(self) -> "Trajectory":
+        """The same points with steps of half the size: half the displacement in half the time.
+
+        A step of gradient descent is −η times a force at its point, so that this is what half the
+        step size would have done there. Fits of both, compared with a flow (`rk4`), tell how much
+        of a strength is due to the finite step: see `Fit.with_halved`.
+
+        Trap: several updates, or momentum, are not so; they are refused where a recorder saw them.
+        """
+        if self.momentum or self.updates > 1:
+            what = (
+                f"momentum {self.momentum:g}" if self.momentum else f"{self.updates} updates each"
+            )
+            raise InputError(
+                f"steps with {what} cannot be halved afterwards: they depend on forces at earlier "
+                "points. Train with half the step size, and record that."
+            )
+        halves = [{n: moved / 2 for n, moved in step.items()} for step in self.displacements]
+        return replace(self, displacements=halves, times=[time / 2 for time in self.times])
+
 
 def check_time(time: float) -> None:
     """Refuse a flow time that is not a finite number above zero."""
@@ -122,9 +155,10 @@ def trajectory_target(
     followed = check_known(known)
     follow = partial(_target_points, objective, trajectory, reference)
     points = tuple(follow(followed))
+    setting = Setting("trajectory", objective, piece=_piece(trajectory, reference))
     if reference is euler and not followed:  # known penalties are subtracted by the equations
-        return Target(Setting("trajectory", objective), points)
-    return Target(Setting("trajectory", objective, followed=followed, follow=follow), points)
+        return Target(setting, points)
+    return Target(replace(setting, followed=followed, follow=follow), points)
 
 
 def trajectory_equations(
@@ -159,7 +193,8 @@ def trajectory_equations(
     # One explicit step is linear in the gradient: the penalties' part is subtracted from it.
     followed = None if reference is euler else candidates.known
     points = _target_points(objective, trajectory, reference, followed or {})
-    setting = Setting("trajectory", objective, followed=followed)
+    piece = _piece(trajectory, reference)
+    setting = Setting("trajectory", objective, followed=followed, piece=piece)
     return write_equations(setting, points, candidates, rows)
 
 
@@ -183,11 +218,10 @@ def _target_points(
             f"batch_norm={objective.batch_norm!r}, but the running statistics {changed} while the "
             f"steps were recorded: training used batch_norm={trajectory.batch_norm!r}; pass that."
         )
-    young = trajectory.young_momentum or [0.0] * len(trajectory)
-    steps = zip(trajectory.points, trajectory.displacements, trajectory.times, young, strict=True)
-    for point, displacement, time, missing in steps:
+    for step in _steps(trajectory, without_momentum=reference is euler):
+        point, time = step.point, step.time
         params = objective.point(point, what="a trajectory's point")
-        displacement = own_names(objective.model, displacement)
+        displacement = own_names(objective.model, step.displacement)
         flow = Flow(objective, known)
         expected = reference(flow, params, time)
         if known and not flow.followed:
@@ -203,8 +237,54 @@ def _target_points(
         rate = norm(expected) / time
         unreached = flow.unreached(params)
         yield TargetPoint(
-            params, [vector], floors, rate, unreached=unreached, burn_in=missing * rate
+            params,
+            [vector],
+            floors,
+            rate,
+            unreached=unreached,
+            burn_in=step.young_momentum * rate,
+            clipped=trajectory.clipped,
+            step_size=0.0 if reference is euler else time,
+            memory=step.memory,
         )
+
+
+def _piece(trajectory: Trajectory, reference: Reference) -> int:
+    """See `Setting.piece`: steps whose momentum is taken out show the whole noise of a batch."""
+    carried = isinstance(trajectory, Trajectory) and trajectory.carried
+    return PIECE if reference is euler and carried else 0
+
+
+class _Step(NamedTuple):
+    """One step of a trajectory."""
+
+    point: Params
+    displacement: Params
+    time: float
+    young_momentum: float = 0.0
+    memory: float = 0.0
+
+
+def _steps(trajectory: Trajectory, *, without_momentum: bool) -> Iterator[_Step]:
+    """The steps, either as they moved, or free of what momentum carried over from earlier ones.
+
+    Without it the displacement is that of the step's own gradient, from the first step on: its
+    noise does not depend on that of earlier steps, which moved the weights already.
+    """
+    steps = zip(trajectory.points, trajectory.displacements, trajectory.times, strict=True)
+    if without_momentum and trajectory.carried:
+        for (point, displacement, time), carried in zip(steps, trajectory.carried, strict=True):
+            own = {
+                n: to_float64(moved.detach()) - carried[n].to(moved.device)
+                for n, moved in displacement.items()
+                if n in carried
+            }
+            yield _Step(point, {**displacement, **own}, time)
+        return
+    young = trajectory.young_momentum or [0.0] * len(trajectory)
+    memory = 1 / (1 - trajectory.momentum) if trajectory.momentum else 0.0
+    for step, missing in zip(steps, young, strict=True):
+        yield _Step(*step, missing, memory)
 
 
 def _rate_beyond(expected: Tensor, displacement: Tensor, time: float) -> Tensor:

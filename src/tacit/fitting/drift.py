@@ -55,3 +55,15 @@ def fit_trend(times: Tensor, values: Tensor, *, lags: int = 0) -> Trend:
     correlated = correlated * len(times) / (len(times) - 2) / spread**2
     error = torch.maximum(independent, correlated).sqrt() if lags else independent.sqrt()
     return Trend(mean + span[0] * change, mean + span[-1] * change, mean, error)
+
+
+def average_pieces(values: Tensor, memory: float) -> Tensor:
+    """Means of values over pieces of twice the memory of their noise; the values without one.
+
+    Momentum β correlates the noise of neighbouring steps by about β, over a memory of 1/(1−β)
+    steps. Means over longer pieces are nearly independent. What does not fill a piece is left out
+    at the beginning.
+    """
+    size = max(1, round(2 * memory))
+    pieces = len(values) // size
+    return values[len(values) - pieces * size :].reshape(pieces, size, -1).mean(1)

@@ -64,6 +64,8 @@ class ErrorBars:
     """Degrees of freedom of every strength, if they differ; `freedom` is then the smallest."""
     measured: str = ""
     """How often 95 % intervals like these covered the truth in tests, if less than 90 %."""
+    explains_residual: bool = False
+    """Whether what a fit leaves unexplained is no more than this noise, by a test at 1 %."""
 
     def __post_init__(self):
         count = len(self.names)
@@ -361,7 +363,8 @@ def step_errors(equations: Equations, strengths: Tensor) -> ErrorBars | None:
     count = len(equations.names)
     keys = [(block.source, block.step) for block in equations.blocks]
     step_index = {key: i for i, key in enumerate(sorted(set(keys)))}
-    lengths = list(Counter(source for source, _ in step_index).values())
+    steps_of = Counter(source for source, _ in step_index)
+    lengths, memories = list(steps_of.values()), [equations.sources[i].memory for i in steps_of]
     total = len(step_index)
     if min(lengths, default=0) < MIN_STEPS or total <= count:
         return None
@@ -370,7 +373,8 @@ def step_errors(equations: Equations, strengths: Tensor) -> ErrorBars | None:
     influences = torch.zeros(total, count, dtype=torch.float64)
     step_of_block = torch.tensor([step_index[key] for key in keys])
     influences.index_add_(0, step_of_block, _block_influences(factors, strengths, system))
-    variances = [_long_run_variance(part) for part in influences.split(lengths)]
+    parts = zip(influences.split(lengths), memories, strict=True)
+    variances = [_long_run_variance(part, memory) for part, memory in parts]
     covariance, freedoms = _sum_of_variances(variances)
     covariance = mark_undetermined(total / (total - count) * covariance, system.inflation)
     determined = freedoms[torch.isfinite(system.inflation)].tolist()
@@ -397,10 +401,17 @@ def _block_influences(factors: Tensor, strengths: Tensor, system: System) -> Ten
     return influences
 
 
-def _long_run_variance(influences: Tensor) -> tuple[Tensor, int]:
-    """The variance of a sum of dependent steps, and the number of cosines it is a mean over."""
+def _long_run_variance(influences: Tensor, memory: float = 0.0) -> tuple[Tensor, int]:
+    """The variance of a sum of dependent steps, and the number of cosines it is a mean over.
+
+    Noise that is known to be correlated over `memory` steps is seen only by cosines that are slower
+    than that, of frequency π j/T below 1/(2·memory).
+    """
     count = len(influences)
-    cosines = max(2, round(0.4 * count ** (2 / 3)))
+    cosines = round(0.4 * count ** (2 / 3))
+    if memory:
+        cosines = min(cosines, round(count / (2 * math.pi * memory)))
+    cosines = max(2, cosines)
     times = (torch.arange(count, dtype=torch.float64) + 0.5) * (math.pi / count)
     frequencies = torch.arange(1, cosines + 1, dtype=torch.float64)
     sums = math.sqrt(2) * torch.cos(frequencies[:, None] * times) @ influences

@@ -12,10 +12,15 @@ from torch import Tensor
 
 from tacit.equations.equations import Equations
 from tacit.fitting.chance import chances, chances_among
+from tacit.fitting.shares import products_of_points
 from tacit.fitting.solving import System
 
 MIN_EXPLAINED = 0.5
 """Fits that explain less than this are called unexplained."""
+WELL_EXPLAINED = 0.99
+"""Fits that explain less than this lack fit, unless noise that was measured accounts for it."""
+LACK_OF_FIT = 0.01
+"""Level of the test whether a residual is more than measured noise."""
 NEGLIGIBLE = 1e-3
 """Contributions below this part of the target are negligible."""
 MIN_SIGNAL = 10.0
@@ -28,6 +33,10 @@ UNSETTLED = 0.5
 """Relative change of a gradient within an epoch above which the weights are not settled."""
 IGNORED = 0.01
 """Part of the examples or tokens that the loss may ignore without a Problem."""
+CLIPPED = 0.1
+"""Part of the updates whose gradients may look clipped without a Problem."""
+MIN_SCHEDULE = 0.5
+"""Part of the squared residual that changing step sizes must cause to be named as a cause."""
 BURN_IN = 0.05
 """Part of ‖target‖ that an optimizer's unsettled averages may cause without a Problem."""
 LARGE_STEP = 0.1
@@ -142,6 +151,16 @@ def _noise(targets: Tensor) -> float:
 def _residuals(equations: Equations, strengths: Tensor) -> Tensor:
     """‖target − design·λ‖ over the layers where each column is not zero."""
     squares = torch.zeros_like(strengths)
+    if products_of_points(equations) is not None:  # net of noise, as the explained part is
+        residual = torch.cat([-strengths, torch.ones(1, dtype=strengths.dtype)])
+        for layer in equations.layers:
+            products = products_of_points(equations, layer)
+            columns = {
+                c for block in equations.blocks if block.layer == layer for c in block.columns
+            }
+            if products is not None:
+                squares[[*columns]] += residual @ products @ residual
+        return squares.clamp_min(0).sqrt()
     for block in equations.blocks:
         columns, count = list(block.columns), len(block.columns)
         residual = block.factor[:, count:].mean(1) - block.factor[:, :count] @ strengths[columns]

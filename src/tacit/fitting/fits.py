@@ -1,7 +1,7 @@
 """From equations to strengths: exact least squares on the small factor, with its diagnostics."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -9,15 +9,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tacit.equations.equations import Equations, Source
+from tacit.equations.equations import SMALLEST, Equations, Source
 from tacit.errors import InputError, Problem, ProblemKind
 from tacit.fitting.error_bars import KINDS, ErrorBars, error_bars_from
-from tacit.fitting.evidence import gather_evidence
-from tacit.fitting.problems import diagnose
-from tacit.fitting.shares import unique_shares
+from tacit.fitting.evidence import MIN_EXPLAINED, gather_evidence
+from tacit.fitting.halving import check_halved, step_errors
+from tacit.fitting.problems import diagnose, findings
+from tacit.fitting.shares import net_shares, products_of_points, unique_shares
 from tacit.fitting.solving import System, between_groups
 from tacit.fitting.summary import jsonable, write_summary
 from tacit.regularizers.quadratic import quadratic_matrix
+
+LARGEST = 1 / SMALLEST
+"""Entries of equations are at most this."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +33,11 @@ class Fit:
 
     strengths: Mapping[str, float]
     explained: float
-    """Fraction of the target's squared norm that the fit explains (uncentred R²)."""
+    """Fraction of the target's squared norm that the fit explains (uncentred R²).
+
+    Where noise is measured, by groups of draws or by three or more epochs, it is net of noise, and
+    so are `shares`; for epochs also `cosine` and `residual_ratio`.
+    """
     shares: Mapping[str, float]
     """⟨λ_k ∇R_k, target⟩ / ‖target‖² of each regularizer."""
     cosine: float
@@ -54,6 +62,11 @@ class Fit:
     equations: Equations = field(repr=False, compare=False)
     added_error_bars: tuple[ErrorBars, ...] = field(default=(), repr=False, compare=False)
     """Error bars that need more than the equations, such as those of sampling."""
+    findings: tuple[str, ...] = ()
+    """What is remarkable without being a reason for doubt: negative strengths in differences and
+    trajectories that are explained."""
+    halved: "Fit | None" = field(default=None, repr=False, compare=False)
+    """The fit at half the step size, of a trajectory that was compared with a flow."""
 
     @cached_property
     def error_bars(self) -> dict[str, ErrorBars]:
@@ -78,7 +91,11 @@ class Fit:
         return {k: bars.intervals(self.strengths, level) for k, bars in self.error_bars.items()}
 
     def with_error_bars(self, bars: ErrorBars, *problems: Problem) -> "Fit":
-        """The same fit with error bars of one more kind, and the problems that come with them."""
+        """The same fit with error bars of one more kind, and the problems that come with them.
+
+        Where their noise accounts for all that the fit leaves unexplained, and that is less than
+        half of the target, it is no longer reported as unexplained.
+        """
         if not isinstance(bars, ErrorBars) or bars.names != tuple(self.strengths):
             got = bars.names if isinstance(bars, ErrorBars) else type(bars).__name__
             raise InputError(
@@ -89,9 +106,29 @@ class Fit:
         # New error bars of sampling replace the earlier statement about sampling noise.
         replaced = bars.kind == "sampling" and len(others) < len(self.added_error_bars)
         remaining = [p for p in self.problems if not (replaced and p.kind == ProblemKind.NOISY)]
+        if bars.explains_residual and self.explained >= MIN_EXPLAINED:
+            remaining = [p for p in remaining if p.kind != ProblemKind.UNEXPLAINED]
         gravity = {str(kind): place for place, kind in enumerate(ProblemKind)}
         ordered = sorted((*remaining, *problems), key=lambda p: gravity.get(p.kind, len(gravity)))
         return replace(self, added_error_bars=(*others, bars), problems=tuple(ordered))
+
+    def with_halved(self, halved: "Fit") -> "Fit":
+        """The same fit of a trajectory with the fit at half the step size: `Trajectory.halved`.
+
+        Where steps are compared with a flow (`rk4`), strengths have an error of the first order in
+        the step size, which no error bar holds; `step_errors` then estimates it.
+        """
+        check_halved(self, halved)
+        return replace(self, halved=halved)
+
+    @cached_property
+    def step_errors(self) -> dict[str, float]:
+        """What the finite step size changes in each strength, to first order; empty if not known.
+
+        Twice the distance to the strength at half the step. A strength that halves with the step,
+        as that of `gradient_norm`, is compared with twice that.
+        """
+        return {} if self.halved is None else step_errors(self.strengths, self.halved.strengths)
 
     @cached_property
     def layers(self) -> dict[str, "Fit"]:
@@ -122,10 +159,12 @@ class Fit:
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain values, ready for JSON; infinite numbers become None."""
         separate = ("equations", "unconstrained", "problems", "sources", "added_error_bars")
+        separate += ("halved",)
         plain = {n: getattr(self, n) for n in self.__dataclass_fields__ if n not in separate}
         plain["problems"] = [asdict(problem) for problem in self.problems]
         plain["sources"] = [asdict(source) for source in self.sources]
         plain["standard_errors"], plain["intervals"] = self.standard_errors, self.intervals()
+        plain["step_errors"] = self.step_errors
         free = self.unconstrained
         plain["unconstrained"] = None if free is None else free.to_dict()
         return jsonable(plain)
@@ -142,6 +181,7 @@ def fit(equations: Equations, *, nonnegative: bool = False) -> Fit:
     """
     rows = _check_arguments(equations, nonnegative)
     factor, count = equations.factor(), len(equations.names)
+    _check_scale(equations.names, factor)
     system, targets = System(factor[:, :count]), factor[:, count:]
     solve = system.solve_nonnegative if nonnegative else system.solve
     target = targets.mean(1)
@@ -149,9 +189,14 @@ def fit(equations: Equations, *, nonnegative: bool = False) -> Fit:
     unconstrained = fit(equations) if nonnegative else None
     shares = _shares(system.design, solve(targets), targets)
     fitted = system.design @ strengths
-    explained, residual_ratio = float(shares.sum()), _ratio((target - fitted).norm(), target.norm())
+    residual_ratio = _ratio((target - fitted).norm(), target.norm())
+    cosine = _ratio(fitted @ target, fitted.norm() * target.norm())
+    products, ratio_with_noise = products_of_points(equations), residual_ratio
+    if products is not None:
+        shares, residual_ratio, cosine = _net_of_noise(products, strengths)
+    explained = float(shares.sum())
     evidence = gather_evidence(
-        equations, system, targets, strengths, explained, residual_ratio, nonnegative=nonnegative
+        equations, system, targets, strengths, explained, ratio_with_noise, nonnegative=nonnegative
     )
 
     def by_name(values: Tensor) -> dict[str, float]:
@@ -161,7 +206,7 @@ def fit(equations: Equations, *, nonnegative: bool = False) -> Fit:
         strengths=by_name(strengths),
         explained=explained,
         shares=by_name(shares),
-        cosine=_ratio(fitted @ target, fitted.norm() * target.norm()),
+        cosine=cosine,
         residual_ratio=residual_ratio,
         condition=system.condition,
         inflation=by_name(system.inflation),
@@ -169,6 +214,7 @@ def fit(equations: Equations, *, nonnegative: bool = False) -> Fit:
         rank=system.rank,
         rows=rows,
         problems=diagnose(evidence),
+        findings=findings(evidence),
         nonnegative=nonnegative,
         sources=equations.sources,
         unconstrained=unconstrained,
@@ -185,8 +231,9 @@ def _check_arguments(equations: Equations, nonnegative: bool) -> int:
         )
     if not (rows := equations.rows):
         raise InputError(
-            "there are no equations: every row was left out at a kink (all parameters exactly zero "
-            "under l1, say). Widen rows=, or use smooth_l1."
+            "there are no equations: every row was left out at a kink (all weights zero under l1, "
+            "all groups under group_l2, all singular values under nuclear_norm). Widen rows=, pass "
+            "a smaller zero_width=, or use a penalty without a kink, such as smooth_l1."
         )
     if not isinstance(nonnegative, bool):
         raise InputError(f"nonnegative is {nonnegative!r}: pass True or False.")
@@ -196,6 +243,20 @@ def _check_arguments(equations: Equations, nonnegative: bool) -> int:
             "negative. Fit freely and look at the eigenvalues of Fit.matrix()."
         )
     return rows
+
+
+def _check_scale(names: Sequence[str], factor: Tensor) -> None:
+    """Refuse numbers whose squares are zero or infinite in float64; a target may be that small."""
+    sizes = factor.abs().amax(0).tolist() if len(factor) else []
+    for column, size in enumerate(sizes):
+        is_target = column >= len(names)
+        if size > LARGEST or (0 < size < SMALLEST and not is_target):
+            what = "the target" if is_target else f"the gradient of {names[column]!r}"
+            raise InputError(
+                f"{what} has entries of size {size:.1g}: squares of such numbers are not in the "
+                "range of float64. Multiply the penalty, or the loss, by a constant, and the "
+                "strength by what makes up for it."
+            )
 
 
 def _shares(design: Tensor, strengths: Tensor, targets: Tensor) -> Tensor:
@@ -210,6 +271,17 @@ def _shares(design: Tensor, strengths: Tensor, targets: Tensor) -> Tensor:
     parts = (strengths @ pairs * inner).sum(1)
     whole = between_groups(targets, targets)
     return parts / whole if whole > 0 else torch.zeros_like(parts)
+
+
+def _net_of_noise(products: Tensor, strengths: Tensor) -> tuple[Tensor, float, float]:
+    """Shares, residual ratio and cosine from products of different points, without their noise."""
+    whole = products[-1, -1].clamp_min(0)
+    residual = torch.cat([-strengths, torch.ones(1, dtype=torch.float64)])
+    rest = (residual @ products @ residual).clamp_min(0)
+    fitted = (strengths @ products[:-1, :-1] @ strengths).clamp_min(0)
+    cosine = _ratio(strengths @ products[:-1, -1], (fitted * whole).sqrt())
+    ratio = _ratio(rest.sqrt(), whole.sqrt()) if whole else 1.0
+    return net_shares(products, strengths), ratio, max(-1.0, min(cosine, 1.0))
 
 
 def _ratio(part: Tensor, whole: Tensor) -> float:

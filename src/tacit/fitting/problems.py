@@ -20,6 +20,7 @@ from tacit.errors import Problem, ProblemKind
 from tacit.fitting import drift, evidence
 from tacit.fitting.error_bars import strengths_by_step
 from tacit.fitting.evidence import Evidence
+from tacit.fitting.lack_of_fit import describe_residual, lacks_fit
 from tacit.objective.params import shorten
 from tacit.regularizers.quadratic import quadratic_matrix
 
@@ -203,14 +204,50 @@ def _uneven(e: Evidence) -> Iterator[Finding]:
         yield e.equations.names, {}
 
 
+@row(
+    ProblemKind.OBJECTIVE,
+    "The gradients look clipped in {part:.0%} of the updates: the steps did not follow the loss's "
+    "gradient. Strengths of what is applied after clipping, such as weight decay, come out too "
+    "large, by one over the factor of the clipping.",
+    "Record without clipping, or where it no longer acts: with a larger max_norm or clip_value, or "
+    "later in training. No single factor corrects it, because it differs between the updates.",
+)
+def _clipped(e: Evidence) -> Iterator[Finding]:
+    """The gradients look clipped, by norm or by value, in more than {CLIPPED:.0%} of the updates.
+
+    Their total norm, the norms of several tensors, or several entries reach the same largest size
+    in three or more updates whose gradients differ otherwise.
+    """
+    sources = e.equations.sources
+    part = sum(source.clipped for source in sources) / len(sources)
+    if part > evidence.CLIPPED:
+        yield e.equations.names, {"part": part}
+
+
 def _unexplained(e: Evidence, mode: str) -> Iterator[Finding]:
     modes = {source.mode for source in e.equations.sources}
     only_mode = modes.pop() if len(modes) == 1 else "endpoint"
-    if e.explained < evidence.MIN_EXPLAINED and mode == only_mode:
-        yield e.equations.names, {"explained": max(e.explained, 0)}
+    if mode == only_mode and (e.explained < evidence.MIN_EXPLAINED or lacks_fit(e)):
+        yield (
+            e.equations.names,
+            {"explained": max(e.explained, 0), "rest": describe_residual(e) + _schedule(e)},
+        )
 
 
-_LITTLE = "These regularizers explain {explained:.1%} of the target."
+def _schedule(e: Evidence) -> str:
+    """Names a schedule as a cause, where it makes at least half of what is unexplained."""
+    noise = math.hypot(*(source.schedule for source in e.equations.sources))
+    part = (noise / (e.residual_ratio * e.target_norm)) ** 2 if noise else 0.0
+    if part < evidence.MIN_SCHEDULE:
+        return ""
+    return (
+        f" The step size changed within epochs, so that batches had unequal weights: this alone "
+        f"leaves about {min(part, 1.0):.0%} of the rest. Change it only between epochs, or average "
+        "more epochs."
+    )
+
+
+_LITTLE = "These regularizers explain {explained:.1%} of the target.{rest}"
 
 
 @row(
@@ -221,7 +258,12 @@ _LITTLE = "These regularizers explain {explained:.1%} of the target."
     "unfinished training, what stays is a missing regularizer.",
 )
 def _unexplained_endpoint(e: Evidence) -> Iterator[Finding]:
-    """Less than {MIN_EXPLAINED:.0%} of the target is explained at an endpoint."""
+    """Less than {WELL_EXPLAINED:.0%} of the target is explained at an endpoint.
+
+    Where batch norm's batches are drawn in groups, it must be more than their noise by a test at
+    {LACK_OF_FIT:.0%}. The message says where the rest lies, and which other scope or family would
+    explain it.
+    """
     return _unexplained(e, "endpoint")
 
 
@@ -231,7 +273,11 @@ def _unexplained_endpoint(e: Evidence) -> Iterator[Finding]:
     "Another regularizer is at work: add candidates, or split them with layerwise().",
 )
 def _unexplained_difference(e: Evidence) -> Iterator[Finding]:
-    """Less than {MIN_EXPLAINED:.0%} of a difference is explained."""
+    """Less than {WELL_EXPLAINED:.0%} of a difference is explained.
+
+    With groups of draws, it must be more than their noise by a test at {LACK_OF_FIT:.0%}, or more
+    than {MIN_EXPLAINED:.0%}. The message is as for endpoints.
+    """
     return _unexplained(e, "difference")
 
 
@@ -242,7 +288,11 @@ def _unexplained_difference(e: Evidence) -> Iterator[Finding]:
     "candidates, and average over steps or use the full batch to separate the two.",
 )
 def _unexplained_trajectory(e: Evidence) -> Iterator[Finding]:
-    """Less than {MIN_EXPLAINED:.0%} of the target is explained along a trajectory."""
+    """Less than {MIN_EXPLAINED:.0%} of the target is explained along a trajectory.
+
+    Or two or more epochs agree, by a test at {LACK_OF_FIT:.0%}, on a strength of another scope or
+    family that explains more than 1% beside the candidates.
+    """
     return _unexplained(e, "trajectory")
 
 
@@ -349,6 +399,30 @@ def _unsettled(e: Evidence) -> Iterator[Finding]:
     for name, change in largest.items():
         if change > evidence.UNSETTLED and name in {*e.equations.names, *known}:
             yield (name,), {"change": change}
+
+
+@row(
+    ProblemKind.UNSETTLED,
+    "{rows:,} rows lie just outside the zero width of {shown}, up to {width:g} times the largest "
+    "weight (or group, or matrix), and have most of what is unexplained: training kept them near "
+    "zero without setting them to zero, so that their signs mean nothing. Without them the "
+    "strength is {strengths}.",
+    "Pass that width to the regularizer, as in l1(zero_width=0.01), or train on in smaller steps.",
+    hides=(ProblemKind.WEAK, ProblemKind.NEGATIVE),
+)
+def _near_zero(e: Evidence) -> Iterator[Finding]:
+    """Weights near zero, but outside the zero width of `l1`, have most of what is unexplained.
+
+    So it is for groups and singular values. A larger zero width at least halves what is
+    unexplained, more than leaving out as many other rows would, and the strength comes out larger.
+    """
+    found = [s for s in e.equations.sources if not s.layer]
+    source = max(found, key=lambda s: s.near_zero_rows, default=None)
+    names = tuple(n for n in source.near_zero if n in e.equations.names) if source else ()
+    if source and names:
+        strengths = shorten(f"{source.near_zero[n]:.3g}" for n in names)
+        numbers = {"rows": source.near_zero_rows, "width": source.near_zero_width}
+        yield names, {**numbers, "strengths": strengths}
 
 
 @row(
@@ -482,8 +556,29 @@ def _negative_strengths(e: Evidence) -> Iterator[Finding]:
     together=True,
 )
 def _negative(e: Evidence) -> Iterator[Finding]:
-    """A strength is below zero, and its contribution is above {NEGLIGIBLE:.1%} of the target."""
-    return iter(()) if e.nonnegative else _negative_strengths(e)
+    """A strength is below zero, and its contribution is above {NEGLIGIBLE:.1%} of the target.
+
+    It is a finding instead (`Fit.findings`) where at least {CLEARLY_EXPLAINED:.0%} of a difference
+    or of a trajectory's steps is explained: those say what was applied, of either sign.
+    """
+    return iter(()) if e.nonnegative or signs_are_findings(e) else _negative_strengths(e)
+
+
+def signs_are_findings(e: Evidence) -> bool:
+    """Whether negative strengths of this fit are what the technique or the steps applied."""
+    modes = {"epoch" if source.epoch else source.mode for source in e.equations.sources}
+    return modes <= {"difference", "trajectory"} and e.explained >= evidence.CLEARLY_EXPLAINED
+
+
+def findings(e: Evidence) -> tuple[str, ...]:
+    """What is remarkable about a fit without being a reason to doubt it: negative strengths."""
+    if e.nonnegative or not signs_are_findings(e):
+        return ()
+    return tuple(
+        f"Finding: the strength of {names[0]} is negative ({numbers['strengths']:.3g}): what was "
+        "applied rewards what this penalty punishes."
+        for names, numbers in _negative_strengths(e)
+    )
 
 
 @row(
@@ -531,7 +626,10 @@ def drifting(e: Evidence) -> Iterator[Finding]:
         enough = source.steps >= drift.MIN_STEPS
         strengths = strengths_by_step(e.equations, number) if enough else None
         if strengths is not None:
-            trend = drift.fit_trend(torch.arange(len(strengths), dtype=strengths.dtype), strengths)
+            pieces = drift.average_pieces(strengths, source.memory)
+            if len(pieces) < drift.MIN_STEPS:
+                continue
+            trend = drift.fit_trend(torch.arange(len(pieces), dtype=pieces.dtype), pieces)
             material = e.contributions > evidence.NEGLIGIBLE
             yield from trend_findings(e.equations.names, trend, material, "the trajectory")
 
@@ -547,12 +645,12 @@ def trend_findings(
 
 @row(
     ProblemKind.KINKS,
-    "{left_out:,} of {total:,} rows lie at a kink of a regularizer (θ = 0 under l1): their "
-    "condition is an inequality, so they are in no equation.",
+    "{left_out:,} of {total:,} rows lie at a kink of a regularizer (a zero weight, group or "
+    "singular value): their condition is an inequality, so they are in no equation.",
     "No action is needed: the other rows carry the estimate.",
 )
 def _kinks(e: Evidence) -> Iterator[Finding]:
-    """Rows at a kink were left out (θ = 0 under `l1`, a zero group, a rank-deficient matrix)."""
+    """Rows at a kink were left out: zeros under `l1`, zero groups, matrices of low rank."""
     if left_out := sum(block.left_out for block in e.equations.blocks):
         yield (), {"left_out": left_out, "total": left_out + e.equations.rows}
 

@@ -4,7 +4,10 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import chain, count
 from typing import TYPE_CHECKING, NamedTuple
 
-from tacit.equations.equations import Equations
+import torch
+from torch import Tensor
+
+from tacit.equations.equations import Block, Equations
 from tacit.errors import InputError
 from tacit.fitting.solving import System, explained
 from tacit.objective.params import shorten
@@ -72,14 +75,69 @@ def ordered_shares(fit: "Fit | Equations", order: Sequence[str] | None = None) -
 def _explained_by(system: FittedSystem) -> Callable[[Sequence[int]], float]:
     """A function from columns to the fraction that they explain by themselves."""
     factor, names = system.equations.factor(), system.equations.names
-    targets = factor[:, len(names) :]
+    targets, products = factor[:, len(names) :], products_of_points(system.equations)
 
     def explained_by(columns: Sequence[int]) -> float:
+        if not columns:
+            return 0.0
         part = System(factor[:, list(columns)])
         solve = part.solve_nonnegative if system.nonnegative else part.solve
-        return explained(part.design, solve(targets), targets) if columns else 0.0
+        strengths = solve(targets)
+        if products is None:
+            return explained(part.design, strengths, targets)
+        return float(net_shares(products[[*columns, -1]][:, [*columns, -1]], strengths[:, 0]).sum())
 
     return explained_by
+
+
+def products_of_points(equations: Equations, layer: str | None = None) -> Tensor | None:
+    """Inner products of [design | target] of different points; None where they are not known.
+
+    Points are every second epoch of a run, or every second of a few steps. Their noise is
+    independent, so that products of different points have none on average. From √m times the mean
+    over m points, C, and the points' own factors F_i,
+
+        Σ_{i≠j} F_iᵀF_j / (m−1) = (m CᵀC − Σ_i F_iᵀF_i) / (m−1),
+
+    which is Σ_i F_iᵀF_i if all points are the same.
+
+    Args:
+        equations: with `Equations.means`, for all of its sources.
+        layer: only of this layer; by default of all.
+    """
+    epoch = [source.epoch for source in equations.sources]
+    size = len(equations.names) + equations.targets
+    total, members = torch.zeros(size, size, dtype=torch.float64), {}
+    for mean in equations.means:
+        for i in range(mean.points):
+            later = (2 * i, 0) if epoch[mean.source] else (0, 2 * i)
+            key = mean.source + later[0], mean.step + later[1]
+            members[mean.layer, *key] = mean.points
+        if layer in (None, mean.layer):
+            _add_products(total, mean, mean.points / (mean.points - 1))
+    if {source for _, source, _ in members} != {block.source for block in equations.blocks}:
+        return None
+    for block in equations.blocks:
+        points = members.get((block.layer, block.source, block.step))
+        if points and layer in (None, block.layer):
+            _add_products(total, block, -1 / (points - 1))
+    return total
+
+
+def _add_products(total: Tensor, block: Block, weight: float) -> None:
+    """Add a block's inner products, times the weight."""
+    width = len(total) - (block.factor.shape[1] - len(block.columns))
+    columns = torch.tensor([*block.columns, *range(width, len(total))])
+    total[columns[:, None], columns] += weight * block.factor.T @ block.factor
+
+
+def net_shares(products: Tensor, strengths: Tensor) -> Tensor:
+    """⟨λ_k φ_k, target⟩ / ‖target‖² from products of different points; their sum is at most 1.
+
+    They are zero if the points do not agree on a target.
+    """
+    whole, parts = float(products[-1, -1]), strengths * products[:-1, -1]
+    return parts / max(whole, float(parts.sum())) if whole > 0 else torch.zeros_like(parts)
 
 
 def equations_of(fit: "Fit | Equations", what: str) -> FittedSystem:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from tacit.errors import ProblemKind
 from tacit.fitting.error_bars import KINDS, ErrorBars
 from tacit.fitting.evidence import MIN_EXPLAINED
+from tacit.fitting.halving import scaled_strengths
 from tacit.objective.params import shorten
 
 if TYPE_CHECKING:
@@ -30,7 +31,8 @@ TARGETS = {
 def write_summary(fit: "Fit") -> str:
     """What is explained, header, one row per regularizer, error bars, footer and problems."""
     rule = "─" * WIDTH
-    parts = (_header(fit), _table(fit), _error_bars(fit), _footer(fit), _notes(fit))
+    bars = [*_error_bars(fit), *_step_errors(fit)]
+    parts = (_header(fit), _table(fit), bars, _footer(fit), _notes(fit))
     lines = [*_lead(fit), *(line for part in parts for line in (rule, *part))]
     return "\n".join(lines)
 
@@ -129,7 +131,7 @@ def _table(fit: "Fit") -> list[str]:
     names = list(fit.strengths)
     width = max([11, *(min(34, len(name)) for name in names[:MAX_ROWS])])
     room = (WIDTH - width - 14 - 10 - 11) // 11
-    kinds = list(fit.error_bars)[: max(1, room)]
+    kinds = list(_shown_bars(fit))[: max(1, room)]
     head = ["strength", *(f"±{kind}" for kind in kinds), "share", "inflation"]
     sizes = [14, *[11] * len(kinds), 10, 11]
     lines = [f"{'regularizer':<{width}}" + _align(head, sizes)]
@@ -138,7 +140,10 @@ def _table(fit: "Fit") -> list[str]:
         strength = f"{fit.strengths[name]:.6g}"
         cells = [
             f"({strength})" if _is_doubtful(fit) else strength,
-            *(_number(errors[name]) for errors in errors_by_kind),
+            *(
+                _error(errors[name], kind)
+                for kind, errors in zip(kinds, errors_by_kind, strict=True)
+            ),
             f"{fit.shares[name]:.4f}",
             _number(fit.inflation[name]),
         ]
@@ -158,23 +163,62 @@ def _align(cells: Sequence[str], sizes: Sequence[int]) -> str:
     return "".join(f"{text:>{size}}" for text, size in zip(cells, sizes, strict=True))
 
 
+def _shown_bars(fit: "Fit") -> dict[str, ErrorBars]:
+    """All error bars, but those of layers only if some strength is in two or more of them."""
+    return {
+        kind: bars
+        for kind, bars in fit.error_bars.items()
+        if kind != "layers" or any(map(math.isfinite, bars.standard_errors.values()))
+    }
+
+
+def _error(value: float, kind: str) -> str:
+    """A standard error; layers say nothing about a strength that only one of them determines."""
+    return "–" if kind == "layers" and math.isinf(value) else _number(value)
+
+
 def _error_bars(fit: "Fit") -> list[str]:
     """One entry per kind: the source of randomness, what it was computed from, the intervals."""
-    if not fit.error_bars and fit.nonnegative and not any(fit.strengths.values()):
-        return ["± none: λ ≥ 0 holds every strength at zero."]
-    if not fit.error_bars:
+    shown, hint = _shown_bars(fit), []
+    if fit.equations.origin is not None and not {*shown} - {"layers"}:
         hint = ["  tacit.score_examples(fit) adds the sampling of examples."]
-        none = "± none: a single point of a single layer does not show its own uncertainty."
-        return [none, *(hint if fit.equations.origin is not None else [])]
+    if not shown and fit.nonnegative and not any(fit.strengths.values()):
+        return ["± none: λ ≥ 0 holds every strength at zero."]
+    if not shown:
+        where = "a single point" if fit.error_bars else "a single point of a single layer"
+        return [f"± none: {where} does not show its own uncertainty.", *hint]
     lines = []
-    for kind, bars in fit.error_bars.items():
-        lines += textwrap.wrap(
-            f"±{kind}: standard errors for {KINDS[kind]}, from {bars.basis}.{_coverage(bars)}",
-            WIDTH,
-            subsequent_indent="  ",
+    for kind, bars in shown.items():
+        text = f"standard errors for {KINDS[kind]}, from {bars.basis}.{_coverage(bars)}"
+        if kind == "layers":
+            text = (
+                f"how far {bars.basis} disagree on one strength (leaving out one at a time). It "
+                "does not say how precisely the strength is known."
+            )
+        lines += textwrap.wrap(f"±{kind}: {text}", WIDTH, subsequent_indent="  ")
+        lines += [] if kind == "layers" else _intervals(fit, bars)
+    return [*lines, *hint]
+
+
+def _step_errors(fit: "Fit") -> list[str]:
+    """What the finite step changes, or how to find out, where steps were compared with a flow."""
+    if not any(source.step_size for source in fit.sources) or fit.sources[0].layer:
+        return []
+    text = (
+        "Error bars hold no error of the finite step size: Trajectory.halved() and "
+        "Fit.with_halved() estimate it."
+    )
+    if fit.halved is not None:
+        scaled = scaled_strengths(fit.strengths, fit.halved.strengths)
+        shown = shorten(
+            f"{name} {fit.halved.strengths[name]:.6g} (distance "
+            f"{abs(strength - scaled[name]):.2g}, error of the step size about {error:.2g})"
+            for (name, strength), error in zip(
+                fit.strengths.items(), fit.step_errors.values(), strict=True
+            )
         )
-        lines += _intervals(fit, bars)
-    return lines
+        text = f"At half the step size: {shown}."
+    return textwrap.wrap(text, WIDTH, subsequent_indent="  ")
 
 
 def _coverage(bars: ErrorBars) -> str:
@@ -212,6 +256,12 @@ def _footer(fit: "Fit") -> list[str]:
 
 
 def _notes(fit: "Fit") -> list[str]:
+    """The problems, or that there are none, and the findings."""
+    findings = [textwrap.wrap(text, WIDTH, subsequent_indent="  ") for text in fit.findings]
+    return [*_problems(fit), *(line for lines in findings for line in lines)]
+
+
+def _problems(fit: "Fit") -> list[str]:
     if not fit.problems:
         return ["No problems found."]
     lines, similar = [], {}

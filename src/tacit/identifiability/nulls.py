@@ -92,6 +92,7 @@ def null_distribution(
     if name not in names:
         raise InputError(f"name is {name!r}: pass that of one column; there are {shorten(names)}.")
     column = names.index(name)
+    _check_entries(bound)
     if target is None:
         target = endpoint_target(origin.setting.objective, params=bound.params)
     groups = target.points[0].vectors
@@ -118,6 +119,15 @@ def null_distribution(
     scale = reduced.target_square_norm or 1.0
     draws = reduced.explained + (added / scale).clamp(max=1 - reduced.explained)
     return Null(name, kind, reduced.observed, reduced.explained, tuple(draws.tolist()))
+
+
+def _check_entries(bound: BoundCandidates) -> None:
+    """Refuse equations that are not of single entries."""
+    if low_rank := [n for n in bound.rows if bound.subspace(n) is not None]:
+        raise InputError(
+            f"{shorten(low_rank)} has a low rank, and its equations are along its row and column "
+            "space: their entries cannot be drawn one by one. Leave nuclear_norm out."
+        )
 
 
 class _FitWithout(NamedTuple):

@@ -1,14 +1,30 @@
-"""Derivatives of one batch's mean loss, and the attention backend that double backward needs."""
+"""Derivatives of one batch's mean loss, and the attention backend that double backward needs.
 
-from collections.abc import Iterable, Iterator, Sequence
+Torch's derivatives of higher order can be wrong without an error, for custom functions and in some
+fused layers: `check_gradient` and `check_product` compare
+them with finite differences.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map_only
 
 from tacit.errors import InputError
-from tacit.objective.params import Params, same_buffers
+from tacit.objective.params import Params, layer_of, norm, same_buffers
+
+STEP = 1e-6
+"""Step of finite differences in float64, as a part of the weights' size."""
+TOLERANCE = 0.01
+"""Relative error above which a derivative is wrong."""
+MOST_ENTRIES = 2**26
+"""Derivatives of models with more parameters than this are not compared with differences."""
 
 NO_DEPENDENCE = "the loss does not depend on the parameters: they are detached, or under no_grad."
 
@@ -95,3 +111,153 @@ def math_attention() -> Iterator[None]:
             yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fast_path)
+
+
+def wrong_gradient(
+    value: Callable[[Params], Tensor], params: Params, scope: Sequence[str]
+) -> tuple[str, ...]:
+    """The layers in which autograd's gradient of a function is not its finite difference.
+
+    Everything is computed in float64, in any precision of the parameters, along one random
+    direction; where that disagrees, in each layer by itself. Nothing is reported where differences
+    cannot tell: at a kink or a jump, or where the function does not run in float64.
+
+    Args:
+        value: value(params) returns one number.
+        params: the point.
+        scope: names of the parameters that it is differentiated by.
+    """
+
+    def compare(point: Params, direction: Params) -> tuple[str, ...]:
+        inputs = leaves(point)
+        gradients = gradient(value(inputs).sum(), inputs)
+        products = {
+            n: torch.zeros(()) if g is None else (g * direction[n]).sum()
+            for n, g in zip(point, gradients, strict=True)
+        }
+
+        def disagrees(names: Sequence[str]) -> bool:
+            along = {n: v if n in names else torch.zeros_like(v) for n, v in direction.items()}
+            exact = torch.stack([products[n].cpu() for n in names])
+            function = lambda moved: [value(moved).detach().cpu().reshape(1)]  # noqa: E731
+            found = _compare(function, [exact.sum().reshape(1)], point, along, exact.norm())
+            return bool(found)
+
+        if not disagrees(scope):
+            return ()
+        layers = dict.fromkeys(map(layer_of, scope))
+        wrong = [k for k in layers if disagrees([n for n in scope if layer_of(n) == k])]
+        return tuple(wrong or layers)
+
+    return _in_double(compare, params)
+
+
+def wrong_product(
+    function: Callable[[Params], Sequence[Tensor | None]],
+    product: Callable[[Params, Params], Sequence[Tensor | None]],
+    params: Params,
+) -> tuple[str, ...]:
+    """The layers in which a Hessian product is not the finite difference of a gradient.
+
+    As `wrong_gradient`; `function(params)` is the gradient, `product(params, direction)` the
+    product, both with one tensor per parameter, or None for zeros.
+    """
+
+    def compare(point: Params, direction: Params) -> tuple[str, ...]:
+        def dense(tensors: Sequence[Tensor | None]) -> list[Tensor]:
+            pairs = zip(tensors, point.values(), strict=True)
+            return [torch.zeros_like(p) if t is None else t.detach() for t, p in pairs]
+
+        exact = dense(product(point, direction))
+        size = torch.stack([e.norm().cpu() for e in exact]).norm()
+        wrong = _compare(lambda moved: dense(function(moved)), exact, point, direction, size)
+        names = list(point)
+        return tuple(dict.fromkeys(layer_of(names[i]) for i in wrong))
+
+    return _in_double(compare, params)
+
+
+def _in_double(
+    compare: Callable[[Params, Params], tuple[str, ...]], params: Params
+) -> tuple[str, ...]:
+    """compare(point, direction) in float64, for a random direction; () where that is impossible."""
+    entries = sum(p.numel() for p in params.values())
+    if entries > MOST_ENTRIES or any(p.device.type == "mps" for p in params.values()):
+        return ()  # mps has no float64
+    try:
+        with InFloat64() as mode, torch.inference_mode(mode=False), torch.enable_grad():
+            point = same_buffers({n: p.detach().double() for n, p in params.items()}, params)
+            wrong = compare(point, _random_direction(point))
+            return () if mode.lowered else wrong
+    except (RuntimeError, TypeError, ValueError):  # mixed precision, or an error of the user's own
+        return ()
+
+
+class InFloat64(TorchFunctionMode):
+    """Call every torch function with float64 in place of a lower precision.
+
+    `lowered` tells whether a function returned less than that all the same, as under autocast.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lowered = False
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        """Convert all tensors among the arguments."""
+        args, kwargs = tree_map_only(Tensor, _to_double, (args, kwargs or {}))
+        result = func(*args, **kwargs)
+        tensors = result if isinstance(result, tuple | list) else (result,)
+        lower = [t for t in tensors if isinstance(t, Tensor) and _to_double(t) is not t]
+        self.lowered |= any(t.requires_grad for t in lower)
+        return result
+
+
+def _to_double(tensor: Tensor) -> Tensor:
+    low = tensor.is_floating_point() and tensor.dtype != torch.float64
+    return tensor.double() if low else tensor
+
+
+def _random_direction(point: Params) -> Params:
+    """A Gaussian direction, in each tensor of the size of its weights."""
+    generator = torch.Generator().manual_seed(0)
+    overall = norm(point) / math.sqrt(sum(p.numel() for p in point.values())) or 1.0
+    direction = {}
+    for name, p in point.items():
+        size = max(norm({name: p}) / math.sqrt(max(p.numel(), 1)), 0.1 * overall)
+        entries = torch.randn(p.shape, generator=generator, dtype=torch.float64)
+        direction[name] = size * entries.to(p.device)
+    return direction
+
+
+def _compare(
+    function: Callable[[Params], Sequence[Tensor]],
+    exact: Sequence[Tensor],
+    point: Params,
+    direction: Params,
+    size: Tensor,
+) -> list[int]:
+    """Which tensors of a derivative along a direction are not the finite difference.
+
+    They differ by more than the difference is uncertain: by what it changes with the step, by what
+    its two sides differ, as at a kink, and by rounding. `size` is the derivative's size.
+    """
+
+    def at(step: float) -> Sequence[Tensor]:
+        moved = {n: p + step * direction[n] for n, p in point.items()}
+        return function(leaves(same_buffers(moved, point)))  # some functions differentiate
+
+    rounding = 100 * torch.finfo(torch.float64).eps / STEP
+    wrong = []
+    values = zip(exact, *(at(step) for step in (0, STEP, -STEP, 2 * STEP, -2 * STEP)), strict=True)
+    for i, (derivative, here, ahead, behind, far_ahead, far_behind) in enumerate(values):
+        difference = (ahead - behind) / (2 * STEP)
+        change = (difference - (far_ahead - far_behind) / (4 * STEP)).norm()
+        sides = (ahead - 2 * here + behind).norm() / STEP
+        uncertain = 10 * torch.maximum(change, sides) + rounding * here.norm()
+        error = (derivative - difference).norm()
+        if error > uncertain + TOLERANCE * torch.maximum(size.to(error), difference.norm()):
+            wrong.append(i)
+    return wrong

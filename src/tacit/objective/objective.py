@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Self, TypedDict, Unpack
 
 import torch
@@ -34,6 +35,7 @@ from tacit.objective.params import (
     check_params,
     norm,
     perturb_last_digit,
+    shorten,
 )
 from tacit.objective.passes import Derivative, Passes, PassResult
 from tacit.objective.per_example import DirectionalDerivatives
@@ -148,6 +150,7 @@ class Objective:
             check_statistics(self._passes, self.point(), self._probe[0])
         self._count: int | None = None
         self._facts = Facts()
+        self._products_checked = False
 
     @classmethod
     def from_batch_loss(
@@ -251,10 +254,14 @@ class Objective:
     def hvp(
         self, direction: Mapping[str, Tensor], params: Mapping[str, Tensor] | None = None
     ) -> Params:
-        """H(θ)·direction, the Hessian of L times a direction, in float64, by double backward."""
+        """H(θ)·direction, the Hessian of L times a direction, in float64, by double backward.
+
+        The first product of an objective is compared with a finite difference, on a few examples.
+        """
         point = self.point(params)
         vector = check_params(direction, point, what="direction")
         with derivatives.math_attention():
+            self._check_products(point)
             return self._run(
                 point, lambda mean, leaves: derivatives.hessian_product(mean, leaves, vector)
             ).derivative
@@ -403,6 +410,26 @@ class Objective:
             self._facts = first.finish(self._passes, params)
         self._count = result.examples
         return result
+
+    def _check_products(self, point: Params) -> None:
+        """Refuse a model through which double backward is wrong."""
+        if self._products_checked:
+            return
+        gradient = partial(self._passes.batch_gradient, pair=self._probe)
+
+        def product(params: Params, direction: Params) -> Sequence[Tensor | None]:
+            along = lambda mean, leaves: derivatives.hessian_product(mean, leaves, direction)  # noqa: E731
+            return gradient(params, derivative=along)
+
+        if layers := derivatives.wrong_product(gradient, product, point):
+            raise InputError(
+                f"second derivatives of the loss are wrong in {shorten(layers)}: a Hessian product "
+                "is not the finite difference of the gradient. The layer calls a function that "
+                "cannot be differentiated twice: write its backward pass in torch operations "
+                "that autograd can follow, without .detach() or .data, or leave out what needs "
+                "second derivatives."
+            )
+        self._products_checked = True
 
     def _check_count(self, count: int) -> None:
         if not self._redraws and self._count not in (None, count):

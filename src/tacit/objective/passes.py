@@ -179,11 +179,13 @@ class Passes:
         """The mean loss of one batch."""
         return self.differentiate(params, pair, None, draw, 0)[0]
 
-    def batch_gradient(self, params: Params, pair: BatchPair) -> Sequence[Tensor | None]:
-        """The gradient of one batch's mean loss, in the first draw."""
+    def batch_gradient(
+        self, params: Params, pair: BatchPair, derivative: Derivative = derivatives.gradient
+    ) -> Sequence[Tensor | None]:
+        """The gradient, or another derivative, of one batch's mean loss, in the first draw."""
         with self.prepared(training=self.training), torch.enable_grad():
             pair = self.to_model(pair)
-            return self.differentiate(params, pair, derivatives.gradient, 0, 0)[1]
+            return self.differentiate(params, pair, derivative, 0, 0)[1]
 
     def examples(
         self, params: Params, use: Callable[..., Value], pair: BatchPair, draw: int, index: int = 0

@@ -1,13 +1,14 @@
 """A regularizer from any differentiable function of the parameters."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from tacit.errors import InputError, check_type
 from tacit.objective import derivatives
-from tacit.objective.params import Params, Scope, check_finite, select
+from tacit.objective.borrowing import forked_randomness
+from tacit.objective.params import Params, Scope, check_finite, select, shorten
 from tacit.regularizers.family import Columns, Regularizer, whole_column
 
 
@@ -17,7 +18,8 @@ def regularizer(
     """The penalty R(θ) = function(params), for any differentiable scalar function.
 
     Autograd computes ∇R, which takes the memory of one parameter-sized vector. Parameters outside
-    the scope are passed to the function detached, so that they act as constants.
+    the scope are passed to the function detached, so that they act as constants. The first gradient
+    is compared with a finite difference, and refused where torch's derivative is wrong.
 
     Trap: tacit cannot know whether the function reads data. `score_examples` therefore treats its
     column as fixed, and leaves out how the column changes with the examples.
@@ -40,7 +42,10 @@ def regularizer(
             )
         return penalty.reshape(1)
 
+    checked = False
+
     def bind(params: Params) -> Columns:
+        nonlocal checked
         with torch.inference_mode(mode=False), torch.enable_grad():
             leaves = derivatives.leaves(params)
             penalty = value(leaves)
@@ -52,6 +57,30 @@ def regularizer(
             gradients = torch.autograd.grad(penalty, list(leaves.values()), allow_unused=True)
         gradient = {n: g for n, g in zip(leaves, gradients, strict=True) if g is not None}
         check_finite(gradient, what=f"the gradient of regularizer {name!r}")
+        if not checked:
+            _check_gradient(name, value, params, select(params, scope, what=f"scope of {name}"))
+            checked = True
         return whole_column(name, gradient)
 
-    return Regularizer(name, bind, value)
+    return Regularizer(name, bind, value, custom=True)
+
+
+def _check_gradient(
+    name: str, value: Callable[[Params], Tensor], params: Params, in_scope: Sequence[str]
+) -> None:
+    """Refuse a function whose gradient by autograd is not its finite difference."""
+    devices = {p.device for p in params.values()}
+
+    def repeatable(params: Params) -> Tensor:
+        with forked_randomness(devices):
+            return value(params)
+
+    if layers := derivatives.wrong_gradient(repeatable, params, in_scope):
+        raise InputError(
+            f"autograd's gradient of regularizer {name!r} is wrong in {shorten(layers)}: it is not "
+            "the finite difference of its value. Either it holds a part constant (.detach(), "
+            ".data, numpy): compute constants outside of the function. Or it takes derivatives "
+            "itself through a layer that torch cannot differentiate that often (a custom "
+            "function; three times layer norm, or batch norm in training mode): write that layer "
+            "in elementary torch operations."
+        )

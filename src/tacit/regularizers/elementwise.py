@@ -1,6 +1,6 @@
 """Families that are sums over single entries: ridge, lasso, smoothed lasso, distance to a point."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from numbers import Real
 
@@ -11,7 +11,14 @@ from torch.nn import functional as F
 from tacit.errors import InputError, check_type
 from tacit.objective.models import without_wrappers
 from tacit.objective.params import Params, Scope, check_finite, to_float64
-from tacit.regularizers.family import EntrywiseFunction, Regularizer, TensorGradient, separable
+from tacit.regularizers.family import (
+    ZERO_WIDTH,
+    EntrywiseFunction,
+    Regularizer,
+    TensorGradient,
+    separable,
+    with_kink_at_zero,
+)
 
 
 def l2(*, scope: Scope = None, name: str = "l2") -> Regularizer:
@@ -30,15 +37,29 @@ def l2(*, scope: Scope = None, name: str = "l2") -> Regularizer:
     return replace(_sum_over_entries(name, scope, square), kind="l2")
 
 
-def l1(*, scope: Scope = None, name: str = "l1") -> Regularizer:
+def l1(*, scope: Scope = None, name: str = "l1", zero_width: float = ZERO_WIDTH) -> Regularizer:
     """Lasso, R(θ) = ‖θ‖₁ = Σ_i |θ_i|, with gradient sign(θ_i).
 
-    Trap: at θ_i = 0 there is no gradient, and the optimality condition is an inequality instead of
-    an equation. Such rows are removed from all columns and from the target, and the fit reports
-    their number.
+    At θ_i = 0 there is no gradient, and the optimality condition is an inequality instead of an
+    equation. Such rows are removed from all columns and from the target, and the fit reports their
+    number.
+
+    Trap: many ways of training keep weights near zero without setting them to zero: subgradient
+    steps oscillate across it. The sign of such a weight means nothing, and the strength comes out
+    too small. Pass a `zero_width` above their size; a fit reports where it seems too small.
+
+    Args:
+        scope: which parameters the sum runs over.
+        name: the name that the strength is listed under.
+        zero_width: weights up to this part of the largest in scope count as zero.
     """
-    absolute = EntrywiseFunction(torch.abs, torch.sign, kinks=lambda theta: theta == 0)
-    return _sum_over_entries(name, scope, absolute)
+
+    def make(zero: Callable[[], float]) -> Regularizer:
+        kinks = lambda theta: theta.abs() <= zero()  # noqa: E731
+        return _sum_over_entries(name, scope, EntrywiseFunction(torch.abs, torch.sign, kinks))
+
+    lasso = with_kink_at_zero(make, zero_width, size=lambda theta: theta.abs().max())
+    return replace(lasso, definition="l1")
 
 
 def smooth_l1(beta: float, *, scope: Scope = None, name: str = "smooth_l1") -> Regularizer:
@@ -57,7 +78,8 @@ def smooth_l1(beta: float, *, scope: Scope = None, name: str = "smooth_l1") -> R
         return F.smooth_l1_loss(theta, torch.zeros_like(theta), beta=beta, reduction="none")
 
     huber = EntrywiseFunction(value, lambda theta: (theta / beta).clamp(-1, 1))
-    return replace(_sum_over_entries(name, scope, huber), kind="smooth_l1")
+    definition = f"smooth_l1(beta={float(beta)!r})"
+    return replace(_sum_over_entries(name, scope, huber), kind="smooth_l1", definition=definition)
 
 
 def distance_to(
@@ -104,7 +126,8 @@ def distance_to(
     def value(theta: Tensor, tensor_name: str) -> Tensor:
         return (theta - reference[tensor_name].to(theta)).square().sum()
 
-    return separable(name, scope, value=value, gradient=gradient, covers=covers)
+    distance = separable(name, scope, value=value, gradient=gradient, covers=covers)
+    return replace(distance, definition="distance_to")
 
 
 def _sum_over_entries(name: str, scope: Scope, function: EntrywiseFunction) -> Regularizer:

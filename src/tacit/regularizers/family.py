@@ -6,18 +6,33 @@ splitting such a family by layer.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from tacit.errors import InputError
+from tacit.errors import InputError, check_number
 from tacit.objective.objective import Objective
 from tacit.objective.params import Params, Scope, float64_zeros, layer_of, select, to_float64
 
 FamilyKind = Literal["", "l2", "smooth_l1", "diagonal", "symmetric"]
 """Families that the diagnostics and `Fit.matrix()` treat specially; "" for all others."""
+
+
+ZERO_WIDTH = 1e-9
+"""Weights, groups and singular values below this part of the largest count as zero."""
+
+
+class Subspace(NamedTuple):
+    """The directions of one tensor in which R has a derivative; it has none in the others.
+
+    The equations of the tensor are then those along the subspace.
+    """
+
+    dimension: int
+    project: Callable[[Tensor], Tensor]
+    """The orthogonal projection of vectors, of shape (entries of the tensor, vectors)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,12 +50,15 @@ class Columns:
         kinks: kinks(tensor_name, part) marks the rows of the slice where R is not differentiable
             (its optimality condition there is an inequality), or returns None if R is
             differentiable on the whole tensor.
+        subspace: subspace(tensor_name) returns the directions in which R is differentiable where
+            they are not single entries (nuclear norm of a matrix of low rank), or None.
     """
 
     names: tuple[str, ...]
     active: dict[str, tuple[int, ...]]
     rows: Callable[[str, slice], Tensor]
     kinks: Callable[[str, slice], Tensor | None] = lambda tensor_name, part: None
+    subspace: Callable[[str], Subspace | None] = lambda tensor_name: None
 
 
 class TensorGradient(NamedTuple):
@@ -50,6 +68,8 @@ class TensorGradient(NamedTuple):
     """The gradient on the slice, in float64."""
     kinks: Callable[[slice], Tensor | None] = lambda part: None
     """Which rows of the slice have no gradient; None if R is differentiable everywhere."""
+    subspace: Subspace | None = None
+    """The directions in which R is differentiable, where they are not single entries."""
 
 
 class EntrywiseFunction(NamedTuple):
@@ -91,15 +111,20 @@ class Regularizer:
         separable: whether R is a sum over tensors, so that it can be split by layer.
         kind: identifies the families that diagnostics and `Fit.matrix()` treat specially, because
             the name can be chosen freely.
+        definition: what distinguishes penalties of one kind and name, such as smooth_l1(beta=0.1);
+            equations of different ones are not stacked.
         entrywise: the function of one entry, if R is a sum of one function over all entries.
         influence: for a penalty that depends on data, influence(params, directions) returns the
             change of ⟨∇R_j, v⟩ with each example, for every direction v, up to a constant shared
             by all examples; shape (examples, directions, columns).
         objective: for a penalty that depends on data, the objective that it is computed from.
+        custom: whether it is the caller's function, which may read data.
         in_metric: for a penalty in an optimizer's metric, in_metric(metric) returns the same one in
             the metric of another time.
         with_known: for a penalty of L's own gradient, with_known(known) returns the same penalty of
             L + Σ known, for trajectories whose reference follows that flow.
+        with_zero_width: for a penalty with a kink at zero, with_zero_width(width) returns the same
+            penalty with another zero width.
     """
 
     name: str
@@ -107,13 +132,16 @@ class Regularizer:
     value: Callable[[Params], Tensor] = field(repr=False)
     separable: bool = False
     kind: FamilyKind = ""
+    definition: str = ""
     entrywise: EntrywiseFunction | None = field(default=None, repr=False)
     influence: Callable[[Params, Sequence[Params]], Tensor] | None = field(default=None, repr=False)
     objective: Objective | None = field(default=None, repr=False)
+    custom: bool = field(default=False, repr=False)
     in_metric: Callable[[Params], "Regularizer"] | None = field(default=None, repr=False)
     with_known: Callable[[Mapping["Regularizer", float]], "Regularizer"] | None = field(
         default=None, repr=False
     )
+    with_zero_width: Callable[[float], "Regularizer"] | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name.strip():
@@ -156,7 +184,19 @@ def join_columns(families: Sequence[Columns]) -> Columns:
         masks = [mask for mask in masks if mask is not None]
         return torch.stack(masks).any(0) if masks else None
 
-    return Columns(names, active, rows, kinks)
+    def subspace(tensor_name: str) -> Subspace | None:
+        return smallest_subspace([f for f in families if tensor_name in f.active], tensor_name)
+
+    return Columns(names, active, rows, kinks, subspace)
+
+
+def smallest_subspace(families: Iterable[Columns], tensor_name: str) -> Subspace | None:
+    """The directions of a tensor in which all families are differentiable.
+
+    Those of one matrix contain each other, so that the smallest is their intersection.
+    """
+    spaces = [space for f in families if (space := f.subspace(tensor_name)) is not None]
+    return min(spaces, key=lambda space: space.dimension, default=None)
 
 
 def check_one_strength(known: Regularizer, strengths: int) -> None:
@@ -229,6 +269,7 @@ def separable(
             active=dict.fromkeys(covered(params), (0,)),
             rows=lambda tensor_name, part: gradient_of(tensor_name).at(part).unsqueeze(1),
             kinks=lambda tensor_name, part: gradient_of(tensor_name).kinks(part),
+            subspace=lambda tensor_name: gradient_of(tensor_name).subspace,
         )
 
     def total(params: Params) -> Tensor:
@@ -236,6 +277,40 @@ def separable(
         return torch.stack([value(params[n], n) for n in in_scope]).sum().reshape(1)
 
     return Regularizer(name, bind, total, separable=True)
+
+
+def with_kink_at_zero(
+    make: Callable[[Callable[[], float]], Regularizer],
+    zero_width: float,
+    *,
+    size: Callable[[Tensor], Tensor],
+) -> Regularizer:
+    """A family that has no gradient where something (a weight, a group) is zero.
+
+    Training rarely arrives at exactly zero. What is at most `zero_width` times the largest in the
+    whole scope counts as zero.
+
+    Args:
+        make: make(zero) returns the family in which what is at most zero() counts as zero.
+        zero_width: that part of the largest; 0 for exact zeros only.
+        size: size(tensor) is the largest weight or group of a tensor, of one entry or more.
+    """
+    check_number("zero_width", zero_width, least=0, below=1)
+    exact = make(lambda: 0.0)
+
+    def bind(params: Params) -> Columns:
+        @cache
+        def zero() -> float:
+            tensors = [params[n].detach() for n in exact.bind(params).active]
+            sizes = [float(size(tensor)) for tensor in tensors if tensor.numel()]
+            return zero_width * max(sizes, default=0.0)
+
+        return make(zero).bind(params)
+
+    def with_zero_width(width: float) -> Regularizer:
+        return with_kink_at_zero(make, width, size=size)
+
+    return replace(exact, bind=bind, with_zero_width=with_zero_width)
 
 
 def layerwise(family: Regularizer | Callable[[], Regularizer]) -> Regularizer:
@@ -276,4 +351,6 @@ def layerwise(family: Regularizer | Callable[[], Regularizer]) -> Regularizer:
     split = replace(base, bind=bind, value=value, separable=False)
     if (in_metric := base.in_metric) is not None:
         split = replace(split, in_metric=lambda metric: layerwise(in_metric(metric)))
+    if (with_zero_width := base.with_zero_width) is not None:
+        split = replace(split, with_zero_width=lambda width: layerwise(with_zero_width(width)))
     return split

@@ -58,7 +58,7 @@ def random_signs(bound: BoundCandidates, seed: int) -> Params:
         bits = torch.randint(0, 2, (tensor.numel(),), generator=generator, dtype=torch.int8)
         signs[name] = (2 * bits.to(tensor) - 1)[:, None]
     for name, part, *_, kinks in _read(bound, columns=False):
-        signs[name][part] = _zero(signs[name][part], kinks)
+        signs[name][part] = _zero(_along_equations(bound, name, signs[name][part]), kinks)
     return {name: flat.view(bound.params[name].shape) for name, flat in signs.items()}
 
 
@@ -66,7 +66,7 @@ def square_norm_of_rows(bound: BoundCandidates, vector: Mapping[str, Tensor]) ->
     """‖vector‖² over the rows of the equations."""
     total = 0.0
     for name, part, *_, kinks in _read(bound, columns=False):
-        values = to_float64(vector[name]).flatten()[part, None]
+        values = _along_equations(bound, name, to_float64(vector[name]).flatten()[part, None])
         total += float(_zero(values, kinks).square().sum())
     return total
 
@@ -134,8 +134,14 @@ def _read(
     """Tensor by tensor and slice by slice: name, slice, active columns, and `read_rows` of them."""
     for name in bound.rows:
         active = list(bound.columns.active.get(name, ())) if columns else []
-        for part in slices(bound.params[name], len(active)):
+        for part in bound.slices(name, len(active)):
             yield name, part, active, *read_rows(bound, name, part, targets, columns=columns)
+
+
+def _along_equations(bound: BoundCandidates, name: str, values: Tensor) -> Tensor:
+    """The vectors of a tensor, projected where its equations are along a subspace."""
+    space = bound.subspace(name)
+    return values if space is None else space.project(values)
 
 
 def _zero(values: Tensor, kinks: Tensor | None) -> Tensor:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
@@ -10,11 +10,13 @@ from torch import Tensor
 
 from tacit.errors import InputError, Problem, check_whole
 from tacit.fitting.error_bars import ErrorBars, mark_undetermined
-from tacit.fitting.evidence import NOISY
+from tacit.fitting.evidence import LACK_OF_FIT, NOISY
 from tacit.fitting.problems import sampling_noise
 
 COVERAGE_OF_VARYING_DESIGN = "89 to 98 % of the time where a candidate depends on the examples"
 """How often 95 % intervals covered the truth, measured by `tacit reproduce coverage`."""
+COVERAGE_OF_CUSTOM = "84 % of the time where a function of your own reads the examples"
+"""The same where they vary as much as the target does, and the column is treated as fixed."""
 REPLICATES_AT_ONCE = 16
 """Bootstrap replicates whose counts are in memory together."""
 
@@ -45,6 +47,12 @@ class Scores:
     """ρ: the largest noise variance along the columns over the mean along all rows; at least 1."""
     target_square_norm: float = field(repr=False)
     """‖target‖²."""
+    residual_square_norm: float = field(repr=False)
+    """‖target − design·λ̂‖²."""
+    residual_trace: float = field(repr=False)
+    """Estimate of n·tr Cov(residual)."""
+    probe_covariance: Tensor = field(repr=False)
+    """Cov(⟨target, v⟩) of directions v of random signs; empty if a signed sum was used instead."""
     rows: int
     """Number of equations."""
     free: Tensor = field(repr=False)
@@ -55,6 +63,8 @@ class Scores:
     """Sentences for the basis of the error bars: which columns were treated as fixed."""
     design_varies: bool = False
     """Whether columns of the design are means over the scored examples."""
+    custom: bool = False
+    """Whether columns are of the caller's functions, which may read the scored examples."""
     unit: str = "examples"
     """What was scored: examples, or the batches of a loss whose examples interact."""
 
@@ -74,9 +84,12 @@ class Scores:
         covariance = mark_undetermined(self.finite_population_factor * covariance, self.inflation)
         covariance[~self.free, :] = covariance[:, ~self.free] = math.nan
         freedom = float((self._sums_by_unit()[1] > 0).sum()) - 1
-        measured = COVERAGE_OF_VARYING_DESIGN if self.design_varies else ""
+        parts = [COVERAGE_OF_CUSTOM] * self.custom
+        parts += [COVERAGE_OF_VARYING_DESIGN] * self.design_varies
+        measured = ", and ".join(parts)
         basis = self._basis()
-        return ErrorBars("sampling", basis, self.names, covariance, freedom, measured=measured)
+        bars = ErrorBars("sampling", basis, self.names, covariance, freedom, measured=measured)
+        return replace(bars, explains_residual=self.residual_chance >= LACK_OF_FIT)
 
     def bootstrap(self, replicates: int = 2000, *, seed: int = 0) -> Tensor:
         """Strengths of samples drawn with replacement, (replicates, strengths); needs no pass.
@@ -132,6 +145,28 @@ class Scores:
     def ceiling(self) -> float:
         """1 − noise fraction: no regularizer can be expected to explain more of the target."""
         return min(1.0, max(0.0, 1 - self.noise_fraction))
+
+    @property
+    def residual_chance(self) -> float:
+        """The probability of so large a residual, if it were only sampling noise.
+
+        ‖residual‖² over the trace of its covariance is about F(d, m·d) then, with
+        d = (tr Cov)²/tr Cov² the number of independent directions of the noise, and m the number of
+        random directions v from which the trace was estimated; ⟨v, Cov v′⟩² has the mean tr Cov².
+        """
+        from scipy.special import fdtrc
+
+        noise = self.residual_trace / self.count * self.finite_population_factor
+        if not noise:
+            return float(not self.residual_square_norm)
+        probes, directions = len(self.probe_covariance), self.effective_parameters
+        if probes > 1:
+            pairs = self.probe_covariance[~torch.eye(probes, dtype=torch.bool)]
+            spread = float(pairs.square().mean())
+            trace = float(self.probe_covariance.diagonal().mean())
+            directions = max(1.0, trace**2 / spread) if spread else float(self.rows)
+        ratio = self.residual_square_norm / noise
+        return float(fdtrc(directions, max(probes, 1) * directions, ratio))
 
     @property
     def effective_parameters(self) -> float:

@@ -12,7 +12,7 @@ from tacit.equations.target import Setting
 from tacit.errors import InputError
 from tacit.fitting.fits import Fit
 from tacit.objective.objective import Objective
-from tacit.objective.params import Params
+from tacit.objective.params import Params, shorten
 from tacit.objective.per_example import DirectionalDerivatives
 from tacit.objective.randomness import split_draws
 from tacit.uncertainty.design import design_scores
@@ -85,14 +85,20 @@ def score_examples(
     factor = linear_fit.design_factor
     largest = torch.linalg.eigvalsh(factor @ covariance @ factor.T)[-1]
     variance = float(probe_covariance.diagonal().mean())
+    along_columns = float((factor @ covariance @ factor.T).diagonal().sum())
     if derivatives.signed_sum is not None:
         total_weight = len(values) if weights is None else float(weights.sum())
         variance = square_norm_of_rows(bound, derivatives.signed_sum) / total_weight**2
     shifts, notes = torch.zeros(1, count), ()
     candidates = linear_fit.origin.candidates
-    if any(r.influence is not None for r in (*candidates.estimated, *candidates.known)):
+    regularizers = (*candidates.estimated, *candidates.known)
+    custom = [r.name for r in regularizers if r.custom]
+    if any(r.influence is not None for r in regularizers):
         shifts, notes = design_scores(linear_fit, directions[:count], weights)
         values[:, free] += shifts
+    if custom:
+        own = f"columns of {shorten(custom)} treated as fixed, as if they did not read the examples"
+        notes = (*notes, own)
     return Scores(
         names=tuple(fit.strengths),
         strengths=dict(fit.strengths),
@@ -103,11 +109,15 @@ def score_examples(
         covariance_trace=variance * len(values),
         correlation=max(1.0, float(largest) / (variance / fit.rows)) if variance else 1.0,
         target_square_norm=linear_fit.target_square_norm,
+        residual_square_norm=(1 - fit.explained) * linear_fit.target_square_norm,
+        residual_trace=max(0.0, variance - along_columns) * len(values),
+        probe_covariance=probe_covariance,
         rows=fit.rows,
         free=free,
         inflation=linear_fit.inflation,
         notes=notes,
         design_varies=bool(shifts.any()),
+        custom=bool(custom),
         unit=unit,
     )
 

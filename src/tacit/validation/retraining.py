@@ -43,10 +43,13 @@ class Validation:
     """The model trained on L + R(·, Λ̂)."""
     control: Retrained
     """The model trained on L, with only the known penalties."""
-    recovered: float
-    """1 − ‖θ_penalised − θ̂‖ / ‖θ_control − θ̂‖: 1 is full recovery, 0 none."""
     recovered_predictions: float
-    """The same for predictions."""
+    """1 − (error of the penalised model's predictions)/(error of the control's); NaN where the
+    control did not settle: any model is close to the original beside one that ran off."""
+    recovered: float
+    """The same for the weights, 1 − ‖θ_penalised − θ̂‖ / ‖θ_control − θ̂‖: 1 is full recovery."""
+    settled: bool
+    """Whether the control ended at a minimum: its gradient is small, and it did not run off."""
     loss: float
     """L(θ̂)."""
     trainer: str
@@ -80,8 +83,10 @@ def validate(
 ) -> Validation:
     """Retrain without the technique on L + R(·, Λ̂), and compare with the original and a control.
 
-    The control is retrained without the estimated penalty. The result is
-    recovered = 1 − ‖θ_penalised − θ̂‖ / ‖θ_control − θ̂‖, and the same for predictions.
+    The control is retrained without the estimated penalty. The agreement of predictions comes
+    first; then recovered = 1 − ‖θ_penalised − θ̂‖ / ‖θ_control − θ̂‖, and the same for predictions,
+    where the control settled. Without a penalty a classifier of separable classes does not: its
+    weights run off, and beside them any model would be close to the original.
     The built-in trainer is L-BFGS in float64, followed by Newton steps for up to 500 parameters.
 
     Trap: without `start` the built-in trainer starts at the model's current parameters, usually θ̂
@@ -125,6 +130,10 @@ def validate(
     compare_with_original(functions[:1], original, [original], outputs)
     end_points = [_retrain(function, initial, train) for function in functions]
     penalised, control = compare_with_original(functions, original, end_points, outputs)
+    rounding_level = 10 * math.hypot(*objective.rounding(original).values())
+    gradient_limit = max(summary.UNFINISHED * norm(loss.derivative), rounding_level)
+    settled = control.final_gradient_norm <= gradient_limit
+    settled = settled and not _ran_off(functions[1], original, end_points[1])
     certificate, no_hessian = None, ""
     try:
         certificate = certify(objective, regularizers, fit, params=original)
@@ -134,18 +143,17 @@ def validate(
         strengths=strengths,
         penalised=penalised,
         control=control,
-        recovered=_recovered(penalised.distance, control.distance),
         recovered_predictions=_recovered(
-            penalised.prediction_distance, control.prediction_distance
+            penalised.prediction_distance, control.prediction_distance, settled=settled
         ),
+        recovered=_recovered(penalised.distance, control.distance, settled=settled),
+        settled=settled,
         loss=loss.value,
         trainer="L-BFGS" if train is None else "your training loop",
         certificate=certificate,
         problems=(),
     )
     local = train is None and all(torch.equal(initial[n], original[n]) for n in original)
-    rounding_level = 10 * math.hypot(*objective.rounding(original).values())
-    gradient_limit = max(summary.UNFINISHED * norm(loss.derivative), rounding_level)
     problems = _problems(validation, functions[0], gradient_limit, no_hessian, local=local)
     return replace(validation, problems=problems)
 
@@ -194,9 +202,28 @@ def _copy(point: Params) -> Params:
     return same_buffers({n: p.clone() for n, p in point.items()}, point)
 
 
-def _recovered(penalised_distance: float, control_distance: float) -> float:
-    """1 − penalised/control; −∞ where the penalised model diverged, NaN where the control did."""
-    if math.isinf(control_distance):
+def _ran_off(function: PenalisedObjective, original: Params, end: Params | None) -> bool:
+    """Whether f is no higher twice as far from the original: there is no minimum that way.
+
+    So it is with separable classes, where the gradient vanishes at infinity. Nearer than the
+    original's own norm nothing has run off.
+    """
+    if end is None:
+        return True
+    function = replace(function, held=same_buffers(function.held, end))
+    there, theta = function.flatten(original), function.flatten(end)
+    if float((theta - there).norm()) <= float(there.norm()):
+        return False
+    try:
+        beyond = function.value_and_gradient(2 * theta - there)[0]
+    except InputError:  # it overflows there
+        return False
+    return beyond <= function.value_and_gradient(theta)[0]
+
+
+def _recovered(penalised_distance: float, control_distance: float, *, settled: bool) -> float:
+    """1 − penalised/control; −∞ where the penalised model diverged, NaN without a control."""
+    if not settled:
         return math.nan
     if math.isinf(penalised_distance):
         return -math.inf

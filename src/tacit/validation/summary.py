@@ -16,12 +16,15 @@ if TYPE_CHECKING:
 UNFINISHED = 1e-3
 """Training is finished once ‖∇(L+R)‖ is at most this fraction of ‖∇L(θ̂)‖."""
 
+UNLIKE = 0.1
+"""Predictions are not recovered if they differ by more than this part, and there is no control."""
+
 TABLE_ROWS = {
+    "agreement of classes": "agreement",
+    "prediction error": "prediction_error",
     "weight distance": "distance",
     "  relative to ‖θ̂‖": "relative_distance",
     "cosine of the weights": "cosine",
-    "prediction error": "prediction_error",
-    "agreement of classes": "agreement",
     "loss difference": "loss_difference",
     "final gradient norm": "final_gradient_norm",
 }
@@ -80,6 +83,13 @@ def not_recovered(validation: "Validation", precision: float) -> Iterator[Proble
             "retraining with the penalty ended no closer to the original than the control did.",
             "Add candidates, or see the problems of the fit.",
         )
+    elif not validation.settled and UNLIKE < _unlike(validation.penalised) < math.inf:
+        yield Problem(
+            "not recovered",
+            f"{_predictions(validation.penalised)}, and there is no control that settled to "
+            "compare this with.",
+            "Add candidates, or see the problems of the fit.",
+        )
 
 
 def not_certified(validation: "Validation", no_hessian: str, *, local: bool) -> Iterator[Problem]:
@@ -104,6 +114,7 @@ def format_summary(validation: "Validation") -> str:
     rule = "─" * WIDTH
     strengths = ", ".join(f"{name} = {value:.4g}" for name, value in validation.strengths.items())
     lines = [
+        *textwrap.wrap(f"{_predictions(validation.penalised)}.".capitalize(), WIDTH),
         rule,
         f"tacit: validation by retraining, with {validation.trainer}",
         *textwrap.wrap(f"penalty    {textwrap.shorten(strengths, 300)}", WIDTH),
@@ -112,8 +123,7 @@ def format_summary(validation: "Validation") -> str:
         f"{'compared with the original':<28}{'with the penalty':>20}{'control':>20}",
         *_table(validation.penalised, validation.control),
         rule,
-        f"recovered  weights {_number(validation.recovered, '.4f')}   "
-        f"predictions {_number(validation.recovered_predictions, '.4f')}",
+        *_recovered(validation),
     ]
     if validation.certificate is not None:
         text = f"certificate  {validation.certificate}"
@@ -122,6 +132,36 @@ def format_summary(validation: "Validation") -> str:
     for number, problem in enumerate(validation.problems, 1):
         lines += textwrap.wrap(f"[{number}] {problem}", WIDTH, subsequent_indent="    ")
     return "\n".join(lines if validation.problems else [*lines, "No problems found."])
+
+
+def _unlike(model: "Retrained") -> float:
+    """How far predictions are from the original's: relative error, and 1 − agreement of classes."""
+    return max(model.prediction_distance, 0.0 if model.agreement is None else 1 - model.agreement)
+
+
+def _predictions(penalised: "Retrained") -> str:
+    """How well the retrained model predicts what the original does, in words."""
+    if math.isinf(penalised.distance):
+        return "retraining with the penalty diverged"
+    error, agreement = penalised.prediction_error, penalised.agreement
+    by = "" if error is None else f"outputs differ by {error:.2g} in relative norm"
+    if agreement is None:
+        return f"the retrained model's {by}"
+    classes = f"the retrained model agrees with the original on {agreement:.1%} of the classes"
+    return f"{classes}; {by}" if by else classes
+
+
+def _recovered(validation: "Validation") -> list[str]:
+    if not validation.settled:
+        text = (
+            "recovered  – (the control did not settle at a minimum: beside it any model would seem "
+            "close to the original)"
+        )
+        return textwrap.wrap(text, WIDTH, subsequent_indent=" " * 11)
+    predictions = _number(validation.recovered_predictions, ".4f")
+    return [
+        f"recovered  predictions {predictions}   weights {_number(validation.recovered, '.4f')}"
+    ]
 
 
 def _table(penalised: "Retrained", control: "Retrained") -> Iterator[str]:
