@@ -43,7 +43,7 @@ WRONG_CALLS = {
     ("reproduce", "nope"): "experiment is 'nope': pass one of 'tradeoff'",
     ("reproduce", "--preset", "huge"): "preset is 'huge': pass one of 'quick', 'paper'",
     ("reproduce", "--device", "tpu"): "device is 'tpu': pass one of 'auto'",
-    ("reproduce", "tradeoff", "--out", "{file}/below"): "choose another --out",
+    ("reproduce", "tradeoff", "--out", "{file}/below"): "another --out",
     ("plot", "{empty}"): "run tacit reproduce first",
     ("plot", "{missing}"): "run tacit reproduce first",
 }
