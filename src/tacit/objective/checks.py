@@ -348,10 +348,10 @@ class _Parts:
         coarse = any(p.dtype != torch.float64 for p in self.params.values())
         relative = max(4 * precision, COARSE if coarse else 0.0)
 
-        def find(slack: float, gradient_slack: float) -> str | None:
+        def complaint(slack: float, gradient_slack: float) -> str | None:
             for parts in (*means, halves):
-                if complaint := find_complaint(whole, parts, 2 * slack, precision, self.count):
-                    return complaint
+                if wrong := find_complaint(whole, parts, 2 * slack, precision, self.count):
+                    return wrong
             allowed = 4 * gradient_slack + relative * max(sizes)
             if difference <= allowed or not math.isfinite(difference):
                 return None  # a gradient that is not finite is refused when it is used
@@ -360,7 +360,8 @@ class _Parts:
                 f"two parts by {difference:.2g}, and its norm is {sizes[0]:.2g}: {NOT_A_MEAN}"
             )
 
-        return find(0.0, 0.0) and find(*self._rounding(splits[0], level))
+        # Rounding is measured only where it might matter.
+        return complaint(0.0, 0.0) and complaint(*self._rounding(splits[0], level))
 
     def _rounding(self, rows: Sequence[Tensor], level: float) -> tuple[float, float]:
         """How much loss and gradient change when every weight moves a little, by `level`.
