@@ -1,5 +1,7 @@
 """Epochs of a training loop: against plain averages, and against the equations of ensembles."""
 
+from functools import partial
+
 import pytest
 import torch
 from sklearn.datasets import load_digits
@@ -315,7 +317,7 @@ def test_a_wrapper_that_moves_the_weights_itself_is_refused():
         train_epochs(model, optimizer, X, y, epoch_orders(1), end_epoch=averages.end_epoch)
         recorder.step()
         objective = tacit.Objective(model, F.mse_loss, (X, y))
-        for read in (recorder.trajectory, lambda: averages.target(objective)):  # noqa: B023
+        for read in (recorder.trajectory, partial(averages.target, objective)):
             if refused:
                 with pytest.raises(tacit.InputError, match="the optimizer that Lookahead holds"):
                     read()

@@ -378,9 +378,8 @@ def test_batch_statistics_need_no_buffers_at_points_of_another_time():
         assert fit.strengths["l2"] == pytest.approx(0.0122, rel=1e-6)
 
 
-def test_trajectories_of_frozen_batch_norm():
-    """Recorded positions have the running statistics; a flow through them keeps them."""
-    model, data = network().eval(), random_data()
+def recorded_steps(model, data):
+    """Three steps of SGD with weight decay 0.04, in the model's mode, recorded and averaged."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, weight_decay=0.04)
     recorder, averages = tacit.record(model, optimizer), tacit.average_epochs(model, optimizer)
     for _ in range(3):
@@ -389,6 +388,13 @@ def test_trajectories_of_frozen_batch_norm():
         optimizer.step()
         recorder.step()
     averages.end_epoch()
+    return optimizer, recorder, averages
+
+
+def test_trajectories_of_frozen_batch_norm():
+    """Recorded positions have the running statistics; a flow through them keeps them."""
+    model, data = network().eval(), random_data()
+    optimizer, recorder, averages = recorded_steps(model, data)
     objective = Objective(model, F.mse_loss, data, batch_norm="running")
     equations = tacit.trajectory_equations(objective, recorder.trajectory(), [tacit.l2()])
     assert tacit.fit(equations).strengths["l2"] == pytest.approx(0.02, rel=1e-9)
@@ -410,14 +416,7 @@ def test_the_statistics_that_recorded_steps_used_must_be_chosen():
     for mode, used, other in (("train", "batch", "running"), ("eval", "running", "batch")):
         model, data = network(), random_data()
         getattr(model, mode)()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.05, weight_decay=0.04)
-        recorder, averages = tacit.record(model, optimizer), tacit.average_epochs(model, optimizer)
-        for _ in range(3):
-            optimizer.zero_grad()
-            F.mse_loss(model(data[0]), data[1]).backward()
-            optimizer.step()
-            recorder.step()
-        averages.end_epoch()
+        _, recorder, averages = recorded_steps(model, data)
         right, wrong = (
             Objective(model.eval(), F.mse_loss, [data], batch_norm=choice)
             for choice in (used, other)

@@ -28,7 +28,7 @@ from tacit.objective.params import (
     coarsest_dtype,
     perturb_last_digit,
     same_buffers,
-    to_float64,
+    square_norm,
 )
 from tacit.objective.passes import Passes
 
@@ -329,49 +329,56 @@ class _Parts:
     def compare(self, *, repeatable: bool = True) -> str | None:
         """What is wrong with the loss, if anything."""
         everything = torch.arange(self.count)
-        whole, gradient = self._evaluate(everything, differentiate=True)
+        whole, rest = self._evaluate(everything, differentiate=True)
         if not repeatable and not self._evaluate(everything)[0].mean.isclose(whole.mean):
             return None  # noise that eval mode does not stop: parts cannot be compared
         *splits, last = _splits(everything, self._order_by_target())
         means = [[self._evaluate(part)[0] for part in rows] for rows in splits]
-        halves, gradients = zip(
-            *(self._evaluate(part, differentiate=True) for part in last), strict=True
-        )
+        sizes, halves = [_norm(rest)], []
+        for part in last:
+            mean, gradient = self._evaluate(part, differentiate=True)
+            halves.append(mean)
+            if mean.weight:
+                sizes.append(_norm(gradient))
+                rest = _subtract(rest, gradient, mean.weight / (whole.weight or 1.0))
+            del gradient  # as large as the model
+        difference = _norm(rest)
+        del rest
         precision, level = rounding_levels(whole.mean, list(self.params.values()))
         coarse = any(p.dtype != torch.float64 for p in self.params.values())
         relative = max(4 * precision, COARSE if coarse else 0.0)
-        weights = [part.weight / (whole.weight or 1.0) for part in halves]
 
-        def find(slack: float, gradient_slack: float) -> str | None:
+        def complaint(slack: float, gradient_slack: float) -> str | None:
             for parts in (*means, halves):
-                if complaint := find_complaint(whole, parts, 2 * slack, precision, self.count):
-                    return complaint
-            gradient_slack = 4 * gradient_slack
-            return _gradient_complaint(
-                gradient, gradients, weights, gradient_slack, relative, self.count
+                if wrong := find_complaint(whole, parts, 2 * slack, precision, self.count):
+                    return wrong
+            allowed = 4 * gradient_slack + relative * max(sizes)
+            if difference <= allowed or not math.isfinite(difference):
+                return None  # a gradient that is not finite is refused when it is used
+            return (
+                f"the gradient of a batch of {self.count} differs from the mean over those of its "
+                f"two parts by {difference:.2g}, and its norm is {sizes[0]:.2g}: {NOT_A_MEAN}"
             )
 
-        return find(0.0, 0.0) and find(*self._rounding(whole, gradient, splits[0], means[0], level))
+        # Rounding is measured only where it might matter.
+        return complaint(0.0, 0.0) and complaint(*self._rounding(splits[0], level))
 
-    def _rounding(
-        self,
-        whole: BatchMean,
-        gradient: Gradient,
-        rows: Sequence[Tensor],
-        means: Sequence[BatchMean],
-        level: float,
-    ) -> tuple[float, float]:
+    def _rounding(self, rows: Sequence[Tensor], level: float) -> tuple[float, float]:
         """How much loss and gradient change when every weight moves a little, by `level`.
 
         A part is evaluated by other routes than the batch, with other rounding; this measures how
         much it matters.
         """
         moved = replace(self, params=perturb_last_digit(self.params, level))
-        moved_whole, moved_gradient = moved._evaluate(torch.arange(self.count), differentiate=True)
-        moved_means = [moved._evaluate(part)[0] for part in rows]
-        pairs = zip((whole, *means), (moved_whole, *moved_means), strict=True)
-        change = max(abs(float(a.mean - b.mean)) for a, b in pairs)
-        return change, _norm(_subtract(moved_gradient, gradient))
+        everything = torch.arange(self.count)
+        (here, gradient), (there, moved_gradient) = (
+            parts._evaluate(everything, differentiate=True) for parts in (self, moved)
+        )
+        changes = [abs(float(here.mean - there.mean))]
+        for part in rows:
+            here, there = (parts._evaluate(part)[0] for parts in (self, moved))
+            changes.append(abs(float(here.mean - there.mean)))
+        return max(changes), _norm(_subtract(moved_gradient, gradient))
 
     def _evaluate(self, rows: Tensor, *, differentiate: bool = False) -> tuple[BatchMean, Gradient]:
         part = select_rows(self.batch, rows, self.count, self.dim)
@@ -451,31 +458,8 @@ def find_complaint(
     )
 
 
-def _gradient_complaint(
-    whole: Gradient,
-    parts: Sequence[Gradient],
-    weights: Sequence[float],
-    slack: float,
-    relative: float,
-    count: int,
-) -> str | None:
-    """What is wrong with the gradient: it may be no mean although the loss is one at this point."""
-    sizes, rest = [_norm(whole)], whole
-    for part, weight in zip(parts, weights, strict=True):
-        if weight:
-            sizes.append(_norm(part))
-            rest = _subtract(rest, part, weight)
-    difference = _norm(rest)
-    if difference <= slack + relative * max(sizes) or not math.isfinite(difference):
-        return None  # a gradient that is not finite is refused when it is used
-    return (
-        f"the gradient of a batch of {count} differs from the mean over those of its two parts by "
-        f"{difference:.2g}, and its norm is {sizes[0]:.2g}: {NOT_A_MEAN}"
-    )
-
-
 def _norm(gradient: Gradient) -> float:
-    return math.hypot(*(float(to_float64(g).norm()) for g in gradient if g is not None))
+    return math.sqrt(sum(square_norm(g) for g in gradient if g is not None))
 
 
 def _subtract(a: Gradient, b: Gradient, factor: float = 1.0) -> Gradient:

@@ -76,8 +76,8 @@ class Survey:
         """Some examples of the first batch, their outputs and their mean loss."""
         self._suspect: Any = None
         """Examples whose loss seems to be no mean over them."""
-        self._kept: list[Any] = []
-        """Parts of a few batches."""
+        self._samples: list[Any] = []
+        """Some examples of a few batches, each as a batch."""
         self._values: dict[int, Tensor] = {}
         """Values seen so far, by the position of the tensor in a batch; of floats the extremes."""
         self._rare: dict[Any, tuple[Any, int]] = {}
@@ -94,7 +94,7 @@ class Survey:
             if self._count_tokens:
                 tokens.when_known(lambda ignored: self._add_ignored(batch, ignored))
         if number >= FIRST_CHECK and number.bit_count() == 1:
-            self._kept.append(spread_rows(batch, row_count(batch)))
+            self._samples.append(spread_rows(batch, row_count(batch)))
         if self._suspect is None and not self._compare_outputs(batch, batch_mean):
             self._collect(batch)
 
@@ -184,7 +184,7 @@ class Survey:
         collected = [*suspects, *(examples for examples, _ in self._rare.values())]
         for examples in collected:
             check_mean_loss(passes, params, examples, collected=True)
-        for batch in [*self._kept, *([] if collected else [self._last])]:
+        for batch in [*self._samples, *([] if collected else [self._last])]:
             check_mean_loss(passes, params, batch)
         ignored = self._ignored / max(self._tokens, 1)
         if ignored > MIN_IGNORED:
