@@ -24,7 +24,6 @@ class ProblemKind(StrEnum):
     WEAK = "weak"
     NEGATIVE = "negative"
     DRIFTING = "drifting"
-    KINKS = "kinks"
 
 
 @dataclass(frozen=True)

@@ -102,8 +102,8 @@ def test_lasso_is_recovered_and_its_exact_zeros_are_counted():
     fit = tacit.estimate(linear_model(theta), F.mse_loss, (X, y), [tacit.l1()])
     assert fit.strengths["l1"] == pytest.approx(0.3, rel=1e-10)
     assert fit.rows == len(theta) - zeros
-    assert [problem.kind for problem in fit.problems] == ["kinks"]
-    assert f"{zeros} of {len(theta)}" in fit.problems[0].message
+    assert not fit.problems
+    assert f"{zeros} of {len(theta)} rows lie at a kink" in fit.findings[0]
 
 
 @pytest.mark.parametrize(("ridge", "lasso"), [(0.1, 0.3), (0.5, 0.05), (1e-3, 0.2)])

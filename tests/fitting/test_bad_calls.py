@@ -28,7 +28,7 @@ CASES = {
     "every row at a kink": (
         fit_at_the_kink,
         ["no equations", "kink", "rows="],
-        "use smooth_l1",
+        "such as smooth_l1",
     ),
     "a matrix with nonnegative entries": (
         fit_nonnegative_matrix,

@@ -217,9 +217,9 @@ def test_the_negative_strength_of_a_law_is_a_finding(name):
     assert not fit.problems
     (negative,) = [n for n, strength in fit.strengths.items() if strength < 0]
     (finding,) = fit.findings
-    assert f"the strength of {negative} is negative" in finding
+    assert f"The strength of {negative} is negative" in finding
     text = " ".join(fit.summary().split())
-    assert f"No problems found. {finding}" in text
+    assert f"No problems found. Finding: {finding}" in text
     assert fit.to_dict()["findings"] == [finding]
 
 

@@ -56,7 +56,7 @@ def test_processes_give_the_rows_of_one_process(monkeypatch):
 
 
 def test_the_table_counts_any_problem_or_the_listed_one():
-    well = make_rows("ridge", ["", "", "weak", "no signal, kinks"])
+    well = make_rows("ridge", ["", "", "weak", "no signal, weak"])
     missed = ["unexplained", "weak, unexplained", "weak", ""]
     rows = pd.concat([well, make_rows("missing", missed, "unexplained")], ignore_index=True)
     table = trust_table(rows)
@@ -69,10 +69,10 @@ def test_the_table_counts_any_problem_or_the_listed_one():
 @pytest.mark.parametrize(("alarms", "holds"), [(15, True), (16, False)])
 def test_every_problem_is_checked_against_its_bound(alarms, holds):
     well = make_rows("ridge", ["weak"] * alarms + [""] * (300 - alarms))
-    missing = make_rows("missing", ["kinks"] * 270 + ["weak"] * 30, "kinks")
+    missing = make_rows("missing", ["noisy"] * 270 + ["weak"] * 30, "noisy")
     false_alarms, power = check(pd.concat([well, missing], ignore_index=True))
     assert (false_alarms.label, false_alarms.holds) == ("false alarms, ridge", holds)
-    assert (power.label, power.holds, power.value) == ("power, missing: kinks", True, 0.9)
+    assert (power.label, power.holds, power.value) == ("power, missing: noisy", True, 0.9)
 
 
 def test_few_replicates_are_checked_together_and_drawn(tmp_path):

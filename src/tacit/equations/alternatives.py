@@ -6,14 +6,20 @@ target is in memory, and only where the candidates of the call leave a part of i
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from tacit.equations.equations import Block, Equations, triangular_factor
-from tacit.equations.rows import BoundCandidates, read_block
-from tacit.objective.params import Params, norm, to_float64
+from tacit.equations.rows import BoundCandidates, Candidates, read_block
+from tacit.objective.params import Params, norm
+from tacit.regularizers.elementwise import l1, l2, smooth_l1
 from tacit.regularizers.family import Columns, join_columns
+from tacit.regularizers.weight_decay import ridge_in_metric
+
+if TYPE_CHECKING:
+    from tacit.equations.target import TargetPoint
 
 UNEXPLAINED = 0.01
 """Unexplained part of ‖target‖² above which alternatives are written."""
@@ -25,26 +31,41 @@ WEIGHTS, BIASES = "weights", "biases and norms"
 """The blocks of a point: tensors of two or more dimensions, and the others."""
 
 
+def other_families(params: Params, metric: Params) -> Candidates:
+    """Ridge, lasso and smoothed lasso, each under the name by which it is called.
+
+    Where the optimizer has a metric, ridge in it too: what AdamW's decay applies.
+    """
+    entries = sum(p.numel() for p in params.values())
+    # A tenth of a typical weight, to one digit.
+    beta = float(f"{norm(params) / max(entries, 1) ** 0.5 / 10:.0e}") or 1.0
+    smooth = smooth_l1(beta, name=f"smooth_l1({beta:g})")
+    in_metric = [ridge_in_metric(metric, name="metric_ridge(optimizer, model)")] if metric else []
+    return Candidates((l2(name="l2()"), l1(name="l1()"), smooth, *in_metric), {})
+
+
 def write_alternatives(
-    blocks: Sequence[Block], bound: BoundCandidates, targets: Sequence[Params], source: int = 0
-) -> tuple[list[Block], tuple[str, ...]]:
-    """The equations of these blocks with the columns of other families, and their names.
+    blocks: Sequence[Block], bound: BoundCandidates, others: Candidates, point: "TargetPoint"
+) -> list[Block]:
+    """The equations of these blocks with the columns of other families after the candidates'.
 
     There is one block for matrices, that is, weights, and one for vectors: biases and norms. There
     is none where the candidates leave no part of the mean target unexplained.
     """
-    names = bound.columns.names
+    names, targets = bound.columns.names, point.vectors
     given = Equations(bound.families, names, len(targets), tuple(blocks), ())
     if not 0 < len(names) <= MOST_COLUMNS or not _lacks(given.factor(), len(names)):
-        return [], ()
-    others = _other_families(bound.params)
-    wide = replace(bound, columns=join_columns([bound.columns, others]))
+        return []
+    columns = others.bind(point.params, metric=point.metric).columns
+    # Rows at kinks of the other families stay, because the rows must be those of the equations.
+    columns = Columns(columns.names, columns.active, columns.rows)
+    wide = replace(bound, columns=join_columns([bound.columns, columns]))
     written = []
     for kind in (WEIGHTS, BIASES):
         tensors = [n for n in wide.rows if (wide.params[n].ndim >= 2) == (kind == WEIGHTS)]
         if tensors:
-            written.append(replace(_write_block(wide, tensors, targets), layer=kind, source=source))
-    return written, others.names
+            written.append(replace(_write_block(wide, tensors, targets), layer=kind))
+    return written
 
 
 def _lacks(factor: Tensor, count: int) -> bool:
@@ -53,23 +74,6 @@ def _lacks(factor: Tensor, count: int) -> bool:
     scale = design.norm(dim=0).clamp_min(torch.finfo(design.dtype).tiny)
     rest = target - design @ (torch.linalg.pinv(design / scale, rtol=1e-12) @ target / scale)
     return float(rest.norm()) > UNEXPLAINED**0.5 * float(target.norm())
-
-
-def _other_families(params: Params) -> Columns:
-    """Ridge, lasso and smoothed lasso, each under the name by which it is called.
-
-    Rows at kinks are not left out, because the rows must be those of the equations.
-    """
-    entries = sum(p.numel() for p in params.values())
-    # A tenth of a typical weight, to one digit.
-    beta = float(f"{norm(params) / max(entries, 1) ** 0.5 / 10:.0e}") or 1.0
-
-    def rows(name: str, part: slice) -> Tensor:
-        theta = to_float64(params[name].detach().flatten()[part])
-        return torch.stack([2 * theta, theta.sign(), (theta / beta).clamp(-1, 1)], dim=1)
-
-    names = ("l2()", "l1()", f"smooth_l1({beta:g})")
-    return Columns(names, dict.fromkeys(params, tuple(range(len(names)))), rows)
 
 
 def _write_block(bound: BoundCandidates, names: Sequence[str], targets: Sequence[Params]) -> Block:

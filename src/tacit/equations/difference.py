@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
-from tacit.equations.equations import Equations
+from tacit.equations.equations import Equations, PointFacts
 from tacit.equations.rows import check_candidates
 from tacit.equations.target import (
     GROUPS,
@@ -57,7 +57,8 @@ def difference_target(
     )
     loss = sum(group.value for group in technique_groups) / len(technique_groups)
     unreached = tuple(n for n in params if all(n in group.unreached for group in all_groups))
-    point = TargetPoint(params, vectors, floors, gradient_norm, loss, unreached=unreached)
+    facts = PointFacts(unreached=unreached)
+    point = TargetPoint(params, vectors, floors, gradient_norm, loss, facts=facts)
     return Target(Setting("difference", technique, plain, len(vectors)), (point,))
 
 

@@ -219,9 +219,7 @@ class EpochAverages:
             ),
         )
         points = [
-            replace(
-                _with_means(point, epoch), normalised=_normalised_layers(self._model, point, epoch)
-            )
+            _with_means(self._model, point, epoch)
             for point, epoch in zip(path.points, epochs, strict=True)
         ]
         setting = Setting("trajectory", objective, epochs=True, piece=len(points))
@@ -336,18 +334,19 @@ def _normalised_layers(model: nn.Module, point: TargetPoint, epoch: Epoch) -> di
     return layers
 
 
-def _with_means(point: TargetPoint, epoch: Epoch) -> TargetPoint:
-    """An epoch's point with its metric and averaged columns, and how settled these are."""
+def _with_means(model: nn.Module, point: TargetPoint, epoch: Epoch) -> TargetPoint:
+    """An epoch's point with its metric and averaged columns, and what the epoch shows of them."""
     columns, params = epoch.columns, point.params
-    return replace(
-        point,
-        averaged={r: _join_means(r, means, params) for r, means in columns.items()},
+    facts = replace(
+        point.facts,
         unsettled={r.name: _gradient_spread(r, means, params) for r, means in columns.items()},
-        metric=epoch.metric,
-        burn_in=math.hypot(point.burn_in, epoch.metric_drift),
+        normalised=_normalised_layers(model, point, epoch),
+        burn_in=math.hypot(point.facts.burn_in, epoch.metric_drift),
         clipped=clipped_part(epoch.sizes, epoch.updates),
         schedule=_schedule_noise(epoch, point.gradient_norm),
     )
+    averaged = {r: _join_means(r, means, params) for r, means in columns.items()}
+    return replace(point, averaged=averaged, metric=epoch.metric, facts=facts)
 
 
 def _schedule_noise(epoch: Epoch, gradient_norm: float) -> float:

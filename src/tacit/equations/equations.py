@@ -40,8 +40,33 @@ class Family:
         return f"{self.name!r} ({self.definition or self.kind or 'another penalty'})"
 
 
-@dataclass(frozen=True)
-class Source:
+@dataclass(frozen=True, kw_only=True)
+class PointFacts:
+    """What was seen of a point while its target was computed; it tells when to doubt the target."""
+
+    unsettled: dict[str, float] = field(default_factory=dict)
+    """By penalty: ‖mean of ∇R over an epoch − ∇R at the mean point‖ / ‖mean of ∇R‖."""
+    normalised: dict[str, float] = field(default_factory=dict)
+    """By layer whose weights a norm layer rescales: the smallest step size of an epoch, as a part
+    of the largest of the run."""
+    unreached: tuple[str, ...] = ()
+    """Parameters that the loss does not reach (an unused head); they have no equations."""
+    burn_in: float = 0.0
+    """Norm of the part of the target that is due to an optimizer's averages, momentum or squared
+    gradients, that were still settling."""
+    clipped: float = 0.0
+    """Part of the updates whose gradients look clipped."""
+    schedule: float = 0.0
+    """Expected norm of the part of an epoch's target that is due to step sizes that change within
+    it: batches with larger steps have more weight."""
+    memory: float = 0.0
+    """Steps over which momentum correlates the noise, 1/(1−β); 0 where it was taken out."""
+    step_size: float = 0.0
+    """Mean time of steps that were compared with a flow (`rk4`); 0 for all others."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source(PointFacts):
     """Where equations came from: the facts in the header of a summary."""
 
     mode: str
@@ -58,21 +83,6 @@ class Source:
     loss_value: float | None = None
     steps: int = 1
     known: dict[str, float] = field(default_factory=dict)
-    unsettled: dict[str, float] = field(default_factory=dict)
-    """By penalty: ‖mean of ∇R over an epoch − ∇R at the mean point‖ / ‖mean of ∇R‖."""
-    normalised: dict[str, float] = field(default_factory=dict)
-    """By layer whose weights a norm layer rescales: the smallest step size of an epoch, as a part
-    of the largest of the run."""
-    burn_in: float = 0.0
-    """Norm of the part of the target that is due to an optimizer's averages, momentum or squared
-    gradients, that were still settling."""
-    clipped: float = 0.0
-    """Part of the updates whose gradients look clipped."""
-    schedule: float = 0.0
-    """Expected norm of the part of an epoch's target that is due to step sizes that change within
-    it: batches with larger steps have more weight."""
-    memory: float = 0.0
-    """Steps over which momentum correlates the noise, 1/(1−β); 0 where it was taken out."""
     near_zero: dict[str, float] = field(default_factory=dict)
     """By penalty with a kink at zero: its strength without the weights that lie just outside of its
     zero width and have most of what is unexplained."""
@@ -80,10 +90,6 @@ class Source:
     """How many rows those weights have."""
     near_zero_width: float = 0.0
     """The zero width that would have them inside."""
-    step_size: float = 0.0
-    """Mean time of steps that were compared with a flow (`rk4`); 0 for all others."""
-    unreached: tuple[str, ...] = ()
-    """Parameters that the loss does not reach (an unused head); they have no equations."""
     unit: str = "examples"
     """What the mean is over: examples (or tokens), or batches whose examples interact."""
     ignored: float = 0.0
@@ -366,7 +372,9 @@ def stack(equations: Iterable[Equations]) -> Equations:
             replace(block, source=block.source + len(sources)) for block in part.alternatives
         ]
         sources += part.sources
-    complete = all(part.alternatives for part in parts)
+    complete = all(
+        part.alternatives and part.other_families == first.other_families for part in parts
+    )
     return replace(
         first,
         blocks=tuple(blocks),
@@ -374,7 +382,7 @@ def stack(equations: Iterable[Equations]) -> Equations:
         origin=first.origin if len(parts) == 1 else None,
         means=tuple(means),
         alternatives=tuple(alternatives) if complete else (),
-        other_families=parts[-1].other_families if complete else (),
+        other_families=first.other_families if complete else (),
     )
 
 

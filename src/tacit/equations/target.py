@@ -10,8 +10,8 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from tacit.equations.alternatives import write_alternatives
-from tacit.equations.equations import Block, Equations, Source
+from tacit.equations.alternatives import other_families, write_alternatives
+from tacit.equations.equations import Block, Equations, PointFacts, Source, stack
 from tacit.equations.near_zero import find_near_zero
 from tacit.equations.rows import (
     Averaged,
@@ -67,22 +67,7 @@ class TargetPoint:
     gradient_norm: float
     loss_value: float | None = None
     averaged: Averaged = field(default_factory=dict)
-    unsettled: Mapping[str, float] = field(default_factory=dict)
-    """See `Source.unsettled`."""
-    normalised: Mapping[str, float] = field(default_factory=dict)
-    """See `Source.normalised`."""
-    unreached: tuple[str, ...] = ()
-    """See `Source.unreached`."""
-    burn_in: float = 0.0
-    """See `Source.burn_in`."""
-    clipped: float = 0.0
-    """See `Source.clipped`."""
-    schedule: float = 0.0
-    """See `Source.schedule`."""
-    memory: float = 0.0
-    """See `Source.memory`."""
-    step_size: float = 0.0
-    """See `Source.step_size`."""
+    facts: PointFacts = field(default_factory=PointFacts)
     metric: Params = field(default_factory=dict)
     """The optimizer's metric at that time, √v̂ + ε of Adam; empty where it is not known."""
     fingerprint: tuple[float, ...] = ()
@@ -90,6 +75,12 @@ class TargetPoint:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "fingerprint", self.fingerprint or fingerprint(self.params))
+
+    @property
+    def binding(self) -> dict[str, Any]:
+        """What `Candidates.bind` needs of a point beside its parameters."""
+        unreached = self.facts.unreached
+        return {"averaged": self.averaged, "metric": self.metric, "unreached": unreached}
 
     def check_unchanged(self) -> None:
         """Refuse parameters that have changed since the target was computed."""
@@ -116,12 +107,7 @@ class Origin:
         if self.point is None:
             raise InputError("the equations are of several points: pass equations of one point.")
         self.point.check_unchanged()
-        return self.candidates.bind(
-            self.point.params,
-            self.rows,
-            metric=self.point.metric,
-            unreached=self.point.unreached,
-        )
+        return self.candidates.bind(self.point.params, self.rows, **self.point.binding)
 
 
 def origin_of(fit: Any, what: str) -> Origin:
@@ -184,80 +170,82 @@ def write_equations(
     setting: Setting, points: Iterable[TargetPoint], candidates: Candidates, rows: Scope
 ) -> Equations:
     """The equations of all points, read one at a time."""
-    blocks: list[Block] = []
-    sources: list[Source] = []
-    alternatives: list[Sequence[Block]] = []
-    others: tuple[str, ...] = ()
-    means: list[Block] = []
-    piece: list[tuple[BoundCandidates, Sequence[Params]]] = []
-    bound = point = None
     if setting.mode == "trajectory":
         candidates = candidates.of_flow(setting.objective, followed=setting.followed is not None)
+    parts: list[Equations] = []
+    means: list[Block] = []
+    piece: list[tuple[BoundCandidates, Sequence[Params]]] = []
+    others = point = None
     for number, point in enumerate(points):
-        at_point = {
-            "averaged": point.averaged,
-            "metric": point.metric,
-            "unreached": point.unreached,
-        }
-        bound = candidates.bind(point.params, rows, **at_point)
-        label = {"source": number} if setting.epochs else {"step": number}
-        written = write_blocks(bound, point.vectors, floors=point.floors)
-        blocks += [replace(block, **label) for block in written]
+        others = others or other_families(point.params, point.metric)
+        bound = candidates.bind(point.params, rows, **point.binding)
+        parts.append(_equations_at(point, bound, candidates, setting, others))
         piece += [(bound, point.vectors)] if setting.piece else []
         if piece and len(piece) == setting.piece:
             means += _means_of(piece, number, epochs=setting.epochs)
             piece = []
-        if setting.epochs or setting.mode != "trajectory":
-            wide, others = write_alternatives(written, bound, point.vectors, number)
-            alternatives.append(wide)
-        near_zero = {}
-        if setting.epochs or setting.mode == "endpoint":
-            near_zero = find_near_zero(candidates, written, bound, point.vectors, **at_point)
-        sources.append(
-            Source(
-                mode=setting.mode,
-                loss_value=point.loss_value,
-                gradient_norm=point.gradient_norm,
-                unsettled=dict(point.unsettled),
-                normalised=dict(point.normalised),
-                unreached=point.unreached,
-                burn_in=point.burn_in,
-                clipped=point.clipped,
-                schedule=point.schedule,
-                memory=point.memory,
-                step_size=point.step_size,
-                epoch=setting.epochs,
-                parameters=sum(point.params[name].numel() for name in bound.rows),
-                tensors=len(bound.rows),
-                known={r.name: float(strength) for r, strength in candidates.known.items()},
-                **near_zero,
-                **setting.objective.describe(point.params),
-            )
-        )
-    if bound is None or point is None:
+    if point is None:
         raise InputError("the target has no points: pass at least one.")
-    only_point = replace(point, vectors=()) if len(sources) == 1 else None
-    if not (setting.epochs or only_point):
-        mean_norm = math.sqrt(sum(s.gradient_norm**2 for s in sources) / len(sources))
-        burn_in = math.hypot(*(s.burn_in for s in sources))
-        unreached = [n for n in point.unreached if all(n in s.unreached for s in sources)]
-        steps = {"steps": len(sources), "gradient_norm": mean_norm, "burn_in": burn_in}
-        steps["unreached"] = tuple(unreached)
-        steps["step_size"] = sum(s.step_size for s in sources) / len(sources)
-        sources = [replace(sources[-1], **steps)]
+    equations = stack(parts)
+    if len(parts) > 1 and not setting.epochs:
+        equations = _as_steps(equations)
+    only_point = replace(point, vectors=()) if len(parts) == 1 else None
     origin = Origin(setting, candidates, rows, only_point)
-    columns = bound.families, bound.columns.names
-    complete = all(alternatives)
+    return replace(equations, origin=origin, means=tuple(means))
+
+
+def _equations_at(
+    point: TargetPoint,
+    bound: BoundCandidates,
+    candidates: Candidates,
+    setting: Setting,
+    others: Candidates,
+) -> Equations:
+    """The equations of one point, beside other families where these leave something unexplained."""
+    blocks = write_blocks(bound, point.vectors, floors=point.floors)
+    alternatives: list[Block] = []
+    near_zero: dict[str, Any] = {}
+    if setting.epochs or setting.mode != "trajectory":
+        alternatives = write_alternatives(blocks, bound, others, point)
+    if setting.epochs or setting.mode == "endpoint":
+        near_zero = find_near_zero(candidates, blocks, bound, point.vectors, **point.binding)
+    source = Source(
+        mode=setting.mode,
+        loss_value=point.loss_value,
+        gradient_norm=point.gradient_norm,
+        epoch=setting.epochs,
+        parameters=sum(point.params[name].numel() for name in bound.rows),
+        tensors=len(bound.rows),
+        known={r.name: float(strength) for r, strength in candidates.known.items()},
+        **near_zero,
+        **vars(point.facts),
+        **setting.objective.describe(point.params),
+    )
     return Equations(
-        *columns,
+        bound.families,
+        bound.columns.names,
         setting.groups,
         tuple(blocks),
-        tuple(sources),
-        origin,
-        tuple(means),
-        alternatives=tuple(block for wide in alternatives for block in wide if complete),
-        other_families=others if complete else (),
+        (source,),
+        alternatives=tuple(alternatives),
+        other_families=tuple(r.name for r in others.estimated) if alternatives else (),
     )
+
+
+def _as_steps(equations: Equations) -> Equations:
+    """Equations of several sources as those of the steps of one."""
+    sources = equations.sources
+    in_all = [n for n in sources[-1].unreached if all(n in s.unreached for s in sources)]
+    source = replace(
+        sources[-1],
+        steps=len(sources),
+        gradient_norm=math.sqrt(sum(s.gradient_norm**2 for s in sources) / len(sources)),
+        burn_in=math.hypot(*(s.burn_in for s in sources)),
+        step_size=sum(s.step_size for s in sources) / len(sources),
+        unreached=tuple(in_all),
+    )
+    blocks = [replace(block, source=0, step=block.source) for block in equations.blocks]
+    return replace(equations, blocks=tuple(blocks), sources=(source,))
 
 
 def _means_of(
@@ -288,7 +276,8 @@ def endpoint_target(objective: Objective, *, params: Mapping[str, Tensor] | None
     gradient_norm, value = norm(mean), sum(result.value for result in results) / groups
     vectors = [{name: tensor.neg_() for name, tensor in g.items()} for g in gradients]
     unreached = tuple(n for n in params if all(n in result.unreached for result in results))
-    point = TargetPoint(params, vectors, floors, gradient_norm, value, unreached=unreached)
+    facts = PointFacts(unreached=unreached)
+    point = TargetPoint(params, vectors, floors, gradient_norm, value, facts=facts)
     return Target(Setting("endpoint", objective, groups=groups), (point,))
 
 

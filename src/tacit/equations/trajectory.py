@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from tacit.equations.equations import Equations
+from tacit.equations.equations import Equations, PointFacts
 from tacit.equations.flow import Flow, Reference, euler, rk4
 from tacit.equations.rows import check_candidates, check_known
 from tacit.equations.target import Setting, Target, TargetPoint, write_equations
@@ -49,7 +49,7 @@ class Trajectory:
     batch_norm: BatchNorm | None = None
     """Which statistics batch norm used in these steps, where a recorder saw it."""
     clipped: float = 0.0
-    """See `Source.clipped`."""
+    """See `PointFacts.clipped`."""
     carried: Sequence[Params] = ()
     """What momentum carried into each displacement from gradients at earlier points, where a
     recorder saw it: without it, a step is its own gradient times its time."""
@@ -235,18 +235,14 @@ def _target_points(
         eps = torch.finfo(coarsest_dtype(*params.values(), *floats)).eps
         floors = {n: eps * math.sqrt(square_norm(p)) / time for n, p in params.items()}
         rate = norm(expected) / time
-        unreached = flow.unreached(params)
-        yield TargetPoint(
-            params,
-            [vector],
-            floors,
-            rate,
-            unreached=unreached,
+        facts = PointFacts(
+            unreached=flow.unreached(params),
             burn_in=step.young_momentum * rate,
             clipped=trajectory.clipped,
             step_size=0.0 if reference is euler else time,
             memory=step.memory,
         )
+        yield TargetPoint(params, [vector], floors, rate, facts=facts)
 
 
 def _piece(trajectory: Trajectory, reference: Reference) -> int:

@@ -14,7 +14,8 @@ from tacit.errors import InputError, Problem, ProblemKind
 from tacit.fitting.error_bars import KINDS, ErrorBars, error_bars_from
 from tacit.fitting.evidence import MIN_EXPLAINED, gather_evidence
 from tacit.fitting.halving import check_halved, step_errors
-from tacit.fitting.problems import diagnose, findings
+from tacit.fitting.findings import findings
+from tacit.fitting.problems import diagnose
 from tacit.fitting.shares import net_shares, products_of_points, unique_shares
 from tacit.fitting.solving import System, between_groups
 from tacit.fitting.summary import jsonable, write_summary
@@ -64,7 +65,7 @@ class Fit:
     """Error bars that need more than the equations, such as those of sampling."""
     findings: tuple[str, ...] = ()
     """What is remarkable without being a reason for doubt: negative strengths in differences and
-    trajectories that are explained."""
+    trajectories that are explained, and rows at kinks."""
     halved: "Fit | None" = field(default=None, repr=False, compare=False)
     """The fit at half the step size, of a trajectory that was compared with a flow."""
 
@@ -214,7 +215,7 @@ def fit(equations: Equations, *, nonnegative: bool = False) -> Fit:
         rank=system.rank,
         rows=rows,
         problems=diagnose(evidence),
-        findings=findings(evidence),
+        findings=tuple(findings(evidence)),
         nonnegative=nonnegative,
         sources=equations.sources,
         unconstrained=unconstrained,

@@ -103,7 +103,6 @@ def markdown_table() -> str:
     return "\n".join(lines)
 
 
-_ALL_BUT_KINKS = tuple(kind for kind in ProblemKind if kind is not ProblemKind.KINKS)
 _REDUCE = (
     "reduce what is unexplained (add candidates; at an endpoint train on or average epochs; for a "
     "difference use more draws)"
@@ -121,7 +120,7 @@ _MISSING = (
     "regularizers do not explain it: there is nothing to match.",
     "Evaluate in float64; if the training loss is near zero, use an earlier point or the "
     "trajectory. This does not mean that there was no regularization.",
-    _ALL_BUT_KINKS,
+    hides=tuple(ProblemKind),
 )
 def _rounding(e: Evidence) -> Iterator[Finding]:
     """The target is at the level of rounding.
@@ -141,7 +140,7 @@ def _rounding(e: Evidence) -> Iterator[Finding]:
     "{noise:.0%} of the target's squared norm is noise of the draws: the groups of draws do not "
     "agree on a target.",
     "Pass more draws to the objective: the noise falls as one over their number.",
-    _ALL_BUT_KINKS,
+    hides=tuple(ProblemKind),
 )
 def _only_noise(e: Evidence) -> Iterator[Finding]:
     """More than {MAX_NOISE:.0%} of ‖target‖² is noise of the draws."""
@@ -536,7 +535,8 @@ def _faint(e: Evidence) -> Iterator[Finding]:
         yield _names(e, [column]), numbers
 
 
-def _negative_strengths(e: Evidence) -> Iterator[Finding]:
+def negative_strengths(e: Evidence) -> Iterator[Finding]:
+    """Strengths below zero that matter, unless they only cancel others."""
     strengths = e.unconstrained
     material = strengths.abs() * e.system.norms / e.target_norm > evidence.NEGLIGIBLE
     negative = (strengths < 0) & material & ~e.in_matrix
@@ -561,24 +561,13 @@ def _negative(e: Evidence) -> Iterator[Finding]:
     It is a finding instead (`Fit.findings`) where at least {CLEARLY_EXPLAINED:.0%} of a difference
     or of a trajectory's steps is explained: those say what was applied, of either sign.
     """
-    return iter(()) if e.nonnegative or signs_are_findings(e) else _negative_strengths(e)
+    return iter(()) if e.nonnegative or signs_are_findings(e) else negative_strengths(e)
 
 
 def signs_are_findings(e: Evidence) -> bool:
     """Whether negative strengths of this fit are what the technique or the steps applied."""
     modes = {"epoch" if source.epoch else source.mode for source in e.equations.sources}
     return modes <= {"difference", "trajectory"} and e.explained >= evidence.CLEARLY_EXPLAINED
-
-
-def findings(e: Evidence) -> tuple[str, ...]:
-    """What is remarkable about a fit without being a reason to doubt it: negative strengths."""
-    if e.nonnegative or not signs_are_findings(e):
-        return ()
-    return tuple(
-        f"Finding: the strength of {names[0]} is negative ({numbers['strengths']:.3g}): what was "
-        "applied rewards what this penalty punishes."
-        for names, numbers in _negative_strengths(e)
-    )
 
 
 @row(
@@ -590,7 +579,7 @@ def findings(e: Evidence) -> tuple[str, ...]:
 )
 def _held_at_zero(e: Evidence) -> Iterator[Finding]:
     """λ ≥ 0 holds a strength at zero that would be negative, with a contribution as above."""
-    return _negative_strengths(e) if e.nonnegative else iter(())
+    return negative_strengths(e) if e.nonnegative else iter(())
 
 
 @row(
@@ -641,18 +630,6 @@ def trend_findings(
     for column in torch.nonzero(trend.drifting & material)[:, 0].tolist():
         first, last = float(trend.first[column]), float(trend.last[column])
         yield (names[column],), {"first": first, "last": last, "period": period}
-
-
-@row(
-    ProblemKind.KINKS,
-    "{left_out:,} of {total:,} rows lie at a kink of a regularizer (a zero weight, group or "
-    "singular value): their condition is an inequality, so they are in no equation.",
-    "No action is needed: the other rows carry the estimate.",
-)
-def _kinks(e: Evidence) -> Iterator[Finding]:
-    """Rows at a kink were left out: zeros under `l1`, zero groups, matrices of low rank."""
-    if left_out := sum(block.left_out for block in e.equations.blocks):
-        yield (), {"left_out": left_out, "total": left_out + e.equations.rows}
 
 
 def _names(e: Evidence, columns: Sequence[int] | Tensor) -> tuple[str, ...]:

@@ -257,8 +257,12 @@ def _footer(fit: "Fit") -> list[str]:
 
 def _notes(fit: "Fit") -> list[str]:
     """The problems, or that there are none, and the findings."""
-    findings = [textwrap.wrap(text, WIDTH, subsequent_indent="  ") for text in fit.findings]
-    return [*_problems(fit), *(line for lines in findings for line in lines)]
+    findings = [
+        line
+        for text in fit.findings
+        for line in textwrap.wrap(f"Finding: {text}", WIDTH, subsequent_indent="  ")
+    ]
+    return [*_problems(fit), *findings]
 
 
 def _problems(fit: "Fit") -> list[str]:

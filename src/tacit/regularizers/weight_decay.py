@@ -82,10 +82,12 @@ def metric_ridge(
             f"the state of {type(optimizer).__name__} has no mean of squared gradients (exp_avg_sq)"
             " for this model: pass an Adam or AdamW optimizer that has trained it."
         )
-    return _ridge_in_metric(metric, scope, name)
+    return ridge_in_metric(metric, scope, name=name)
 
 
-def _ridge_in_metric(metric: Params, scope: Scope, name: str) -> Regularizer:
+def ridge_in_metric(metric: Params, scope: Scope = None, *, name: str) -> Regularizer:
+    """Ridge in this metric, by parameter: see `metric_ridge`."""
+
     def covers(theta: Tensor, tensor_name: str) -> bool:
         if tensor_name in metric and metric[tensor_name].shape != theta.shape:
             raise InputError(
@@ -107,7 +109,7 @@ def _ridge_in_metric(metric: Params, scope: Scope, name: str) -> Regularizer:
         return (metric[tensor_name].to(theta) * theta.square()).sum()
 
     ridge = separable(name, scope, value=value, gradient=gradient, covers=covers)
-    return replace(ridge, in_metric=lambda other: _ridge_in_metric(other, scope, name))
+    return replace(ridge, in_metric=lambda other: ridge_in_metric(other, scope, name=name))
 
 
 def adam_metric(optimizer: Optimizer, model: nn.Module) -> Params:
