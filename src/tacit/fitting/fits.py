@@ -13,8 +13,8 @@ from tacit.equations.equations import SMALLEST, Equations, Source
 from tacit.errors import InputError, Problem, ProblemKind
 from tacit.fitting.error_bars import KINDS, ErrorBars, error_bars_from
 from tacit.fitting.evidence import MIN_EXPLAINED, gather_evidence
-from tacit.fitting.halving import check_halved, step_errors
 from tacit.fitting.findings import findings
+from tacit.fitting.halving import check_halved, step_errors
 from tacit.fitting.problems import diagnose
 from tacit.fitting.shares import net_shares, products_of_points, unique_shares
 from tacit.fitting.solving import System, between_groups
