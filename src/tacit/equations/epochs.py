@@ -13,11 +13,10 @@ from torch.optim import Optimizer
 from tacit.equations.equations import Equations
 from tacit.equations.recording import (
     GradientSizes,
-    MomentumBuffers,
+    Momentum,
     WrapperWatch,
     clipped_part,
     flow_times,
-    total_norms,
     was_skipped,
 )
 from tacit.equations.rows import check_candidates
@@ -61,13 +60,13 @@ class Epoch(NamedTuple):
 
     mean: Params
     displacement: Params
-    """In float64, scaled so that displacement/time is a mean gradient: by √v̂ + ε after Adam, and by
-    the largest flow time over their own for parameters of groups with smaller rates."""
+    """In float64, without what momentum carried over from earlier gradients (see `Momentum`), as if
+    all steps had been of the same size: every batch has the same weight. Scaled so that
+    displacement/time is a mean gradient: by √v̂ + ε after Adam, and by the largest flow time over
+    their own for parameters of groups with smaller rates."""
     time: float
     """The largest flow time of any parameter."""
     columns: MeanColumns
-    young_momentum: float
-    """See `Trajectory.young_momentum`."""
     metric: Params
     """√v̂ + ε of Adam at the end of the epoch; empty for SGD."""
     metric_drift: float
@@ -79,16 +78,14 @@ class Epoch(NamedTuple):
     updates: int
     sizes: Tensor
     """Of the gradients of these updates, and some before: see `GradientSizes`."""
-    unequal: float
-    """Σ (w − 1/m)² of the weights w that their step sizes give to the m updates."""
 
 
 class EpochAverages:
     """Means over the epochs of a training loop; see `average_epochs`.
 
-    Not shared with the epochs of `tacit.ensembles`, whose arithmetic differs: plain means in the
-    dtype of training, over flat rows of members that stop at different epochs, because all steps of
-    an epoch take the same time there. Here sums are in float64, weighted by each step's time.
+    Not shared with the epochs of `tacit.ensembles`, whose arithmetic differs: means in the dtype of
+    training, over flat rows of members that stop at different epochs, with the momentum of earlier
+    epochs. Here sums are in float64, and every batch has the same weight.
     """
 
     def __init__(
@@ -97,14 +94,14 @@ class EpochAverages:
         self._wrapper, optimizer = WrapperWatch(model, optimizer), unwrap_optimizer(optimizer)
         self._model, self._optimizer, self._averaged = model, optimizer, tuple(averaged)
         self._epochs: deque[Epoch] = deque(maxlen=epochs)
-        self._buffers, self._sizes = MomentumBuffers(), GradientSizes(optimizer)
+        self._momentum, self._sizes = Momentum(model), GradientSizes(optimizer)
         self._largest_step = 0.0
         self._start_epoch()
         self._hooks = (
             *self._wrapper.hooks,
             *self._sizes.hooks,
             optimizer.register_step_pre_hook(self._add_point),
-            optimizer.register_step_post_hook(self._add_missing_momentum),
+            optimizer.register_step_post_hook(self._add_gradients),
         )
 
     def __len__(self) -> int:
@@ -116,24 +113,34 @@ class EpochAverages:
     def _start_epoch(self) -> None:
         params = trainable(self._model)
         self._start = {n: to_float64(p).clone() for n, p in params.items()}
-        self._sums, self._points, self._missing = float64_zeros(params), 0, 0.0
-        self._smallest_step, self._step_sizes = math.inf, []
+        self._sums, self._points = float64_zeros(params), 0
+        self._gradients, self._timed_gradients = float64_zeros(params), float64_zeros(params)
+        self._momentum.take_carried()  # begins anew
+        self._smallest_step = math.inf
         self._statistics = copy_statistics(self._model)
         self._times = dict.fromkeys(params, 0.0)
         self._metric = adam_metric(self._optimizer, self._model)
         self._column_sums: MeanColumns = {r: {} for r in self._averaged}
 
-    def _add_missing_momentum(self, optimizer: Optimizer, *_: Any) -> None:
-        """After an update: count how far its momentum buffer was from being filled."""
-        if not was_skipped(optimizer):
-            self._missing += self._buffers.after_step(optimizer)
+    @torch.no_grad()
+    def _add_gradients(self, optimizer: Optimizer, *_: Any) -> None:
+        """After an update: add its gradient, as it is and times its flow time."""
+        if was_skipped(optimizer):
+            return
+        times = flow_times(self._model, optimizer, self._start)
+        for name, gradient in self._momentum.after_step(optimizer).items():
+            if name in self._start:
+                self._gradients[name] += gradient.to(self._gradients[name].device)
+                self._timed_gradients[name].add_(
+                    gradient.to(self._gradients[name].device), alpha=times[name]
+                )
 
     @torch.no_grad()
     def _add_point(self, optimizer: Optimizer, *_: Any) -> None:
-        """Before an update: add the point that it steps from, weighted by the step's flow time."""
+        """Before an update: add the point that it steps from."""
         if was_skipped(optimizer):
             return
-        self._buffers.before_step(optimizer)
+        self._momentum.before_step(optimizer)
         params = trainable(self._model)
         times = flow_times(self._model, optimizer, params)
         if params.keys() != self._start.keys():  # earlier epochs have other equations
@@ -146,16 +153,15 @@ class EpochAverages:
             self._start_epoch()
         self._points += 1
         self._smallest_step = min(self._smallest_step, _largest(optimizer, "lr"))
-        self._step_sizes.append(max(times.values()))
         # Torch's schedules keep the step size that they began with.
         largest = max(_largest(optimizer, "lr"), _largest(optimizer, "initial_lr"))
         self._largest_step = max(self._largest_step, largest)
         for name, time in times.items():
             self._times[name] += time
-        _add_weighted(self._sums, params, times)
+        _add(self._sums, params)
         for regularizer, sums in self._column_sums.items():
             for name, column in regularizer.gradient(params).items():
-                _add_weighted(sums.setdefault(name, float64_zeros(params)), column, times)
+                _add(sums.setdefault(name, float64_zeros(params)), column)
 
     def end_epoch(self) -> None:
         """End the current epoch; call this after the last update of every epoch."""
@@ -173,11 +179,13 @@ class EpochAverages:
                 )
         parameters = named_parameters(self._model)
         params = {n: parameters[n].detach() for n in self._start}
-        mean = {n: p.to(params[n]) for n, p in _divide(self._sums, self._times).items()}
+        mean = {n: (total / self._points).to(params[n]) for n, total in self._sums.items()}
         metric = {n: p for n, p in adam_metric(self._optimizer, self._model).items() if n in params}
-        moved = {n: to_float64(p) - self._start[n] for n, p in params.items()}
+        carried = self._momentum.take_carried()
+        moved = {n: to_float64(p) - self._start[n] - carried.get(n, 0.0) for n, p in params.items()}
         scaled = {
-            n: change * metric.get(n, 1.0) * (time / self._times[n]) for n, change in moved.items()
+            n: (change * metric.get(n, 1.0) + self._uneven_weights(n)) * (time / self._times[n])
+            for n, change in moved.items()
         }
         drift = norm(
             {
@@ -186,21 +194,27 @@ class EpochAverages:
             }
         )
         columns = {
-            regularizer: {name: _divide(total, self._times) for name, total in sums.items()}
+            regularizer: {name: _divide(total, self._points) for name, total in sums.items()}
             for regularizer, sums in self._column_sums.items()
         }
-        missing = self._missing / self._points
         statistics = copy_statistics(self._model)
         used = used_statistics(self._model, self._statistics, statistics)
         if statistics and used != "batch":
             mean = Point(mean, statistics)  # frozen batch norm: the same at all points of the epoch
         step = self._smallest_step / self._largest_step
         updates, sizes = self._points, self._sizes.last(max(self._points, FEWEST_UPDATES))
-        weights = torch.tensor(self._step_sizes, dtype=torch.float64) / sum(self._step_sizes)
-        unequal = float((weights - 1 / len(weights)).square().sum())
-        facts = (missing, metric, drift, used, step, updates, sizes, unequal)
+        facts = (metric, drift, used, step, updates, sizes)
         self._epochs.append(Epoch(mean, scaled, time, columns, *facts))
         self._start_epoch()
+
+    def _uneven_weights(self, name: str) -> Tensor:
+        """Σ_t (τ_t − τ̄) g_t: what unequal flow times τ_t add to the weight of single batches.
+
+        Added to −Σ τ_t g_t, it leaves −Σ τ̄ g_t.
+        """
+        return (
+            self._timed_gradients[name] - (self._times[name] / self._points) * self._gradients[name]
+        )
 
     def target(self, objective: Objective) -> Target:
         """−∇L(θ̄) − Δθ/time of every recorded epoch: one pass over the data each."""
@@ -214,8 +228,9 @@ class EpochAverages:
                 [epoch.mean for epoch in epochs],
                 [epoch.displacement for epoch in epochs],
                 [epoch.time for epoch in epochs],
-                [epoch.young_momentum for epoch in epochs],
-                "running" if any(epoch.batch_norm == "running" for epoch in epochs) else None,
+                batch_norm="running"
+                if any(epoch.batch_norm == "running" for epoch in epochs)
+                else None,
             ),
         )
         points = [
@@ -257,18 +272,19 @@ def average_epochs(
     was seen once, so the first mean is close to ∇L(θ̄), and Δθ accounts for training that has not
     finished. Call `end_epoch()` after each epoch.
 
-    Points are weighted by their step size. Trap: where the step size falls within an epoch, the
-    examples seen late have less weight, and the mean of ∇L over batches is not exactly ∇L.
+    Every batch has the same weight: what momentum carries over from earlier batches is taken out of
+    Δθ, and so is what steps of different sizes (a schedule within an epoch) weigh more or less.
 
     Trap: where gradients are clipped (`torch.nn.utils.clip_grad_norm_`), by factors c < 1, training
     comes to rest at c∇L + λ∇R = 0: weight decay comes out as λ/c. A fit says so.
 
     Args:
         model: the model that is trained.
-        optimizer: torch's SGD (momentum counts as a flow time of η/(1−β)), or Adam or AdamW (whose
-            steps are taken in the metric √v̂ + ε, assumed constant over an epoch); groups may have
-            their own rates. It is observed by hooks, inside wrappers that hold it as `.optimizer`.
-            AdamW's decay is the candidate `metric_ridge`: see `optimizer_penalties`.
+        optimizer: torch's SGD, Adam or AdamW; the steps of the latter two are taken in the metric
+            √v̂ + ε, assumed constant over an epoch. Groups may have their own rates. What momentum
+            carries over from earlier gradients is taken out, which needs a copy of its buffers. The
+            optimizer is observed by hooks, inside wrappers that hold it as `.optimizer`. AdamW's
+            decay is the candidate `metric_ridge`: see `optimizer_penalties`.
         averaged: regularizers whose gradient is averaged over the points of an epoch, at the cost
             of one evaluation per step; for gradients that change within the noise of the weights,
             such as smooth_l1's. The gradients of others are taken at the mean point.
@@ -301,15 +317,13 @@ def average_epochs(
     return EpochAverages(model, optimizer, averaged, epochs)
 
 
-def _add_weighted(
-    sums: Params, tensors: Mapping[str, Tensor], weights: Mapping[str, float]
-) -> None:
+def _add(sums: Params, tensors: Mapping[str, Tensor]) -> None:
     for name, total in sums.items():
-        total.add_(tensors[name].to(total.device), alpha=weights[name])
+        total.add_(tensors[name].to(total.device))
 
 
-def _divide(sums: Params, times: Mapping[str, float]) -> Params:
-    return {n: total / times[n] for n, total in sums.items()}
+def _divide(sums: Params, count: int) -> Params:
+    return {n: total / count for n, total in sums.items()}
 
 
 def _largest(optimizer: Optimizer, key: str) -> float:
@@ -343,22 +357,9 @@ def _with_means(model: nn.Module, point: TargetPoint, epoch: Epoch) -> TargetPoi
         normalised=_normalised_layers(model, point, epoch),
         burn_in=math.hypot(point.facts.burn_in, epoch.metric_drift),
         clipped=clipped_part(epoch.sizes, epoch.updates),
-        schedule=_schedule_noise(epoch, point.gradient_norm),
     )
     averaged = {r: _join_means(r, means, params) for r, means in columns.items()}
     return replace(point, averaged=averaged, metric=epoch.metric, facts=facts)
-
-
-def _schedule_noise(epoch: Epoch, gradient_norm: float) -> float:
-    """Expected norm of Σ (w_b − 1/m) g_b: what unequal weights of batches add to the target.
-
-    In random order it is √(Σ (w_b − 1/m)² · S²), S² = m/(m−1) (mean ‖g_b‖² − ‖∇L‖²).
-    """
-    squares = total_norms(epoch.sizes[-epoch.updates :]).square()
-    if epoch.updates < 2 or not len(squares):
-        return 0.0
-    spread = max(float(squares.double().mean()) - gradient_norm**2, 0.0)
-    return math.sqrt(epoch.unequal * spread * epoch.updates / (epoch.updates - 1))
 
 
 def _join_means(regularizer: Regularizer, means: dict[str, Params], params: Params) -> Columns:

@@ -56,9 +56,6 @@ class PointFacts:
     gradients, that were still settling."""
     clipped: float = 0.0
     """Part of the updates whose gradients look clipped."""
-    schedule: float = 0.0
-    """Expected norm of the part of an epoch's target that is due to step sizes that change within
-    it: batches with larger steps have more weight."""
     memory: float = 0.0
     """Steps over which momentum correlates the noise, 1/(1−β); 0 where it was taken out."""
     step_size: float = 0.0

@@ -14,7 +14,12 @@ from tacit.equations.trajectory import Trajectory, check_time
 from tacit.errors import InputError, check_type
 from tacit.objective.models import copy_statistics, trainable, used_statistics
 from tacit.objective.params import Params, Point, to_float64
-from tacit.regularizers.weight_decay import parameter_names, step_rule, unwrap_optimizer
+from tacit.regularizers.weight_decay import (
+    adam_scale,
+    parameter_names,
+    step_rule,
+    unwrap_optimizer,
+)
 
 FLAT, DIFFERENT = 1e-5, 1e-3
 """Relative differences: sizes of clipped gradients agree to FLAT, and other sizes of them do not to
@@ -214,11 +219,13 @@ class MomentumBuffers:
 
 
 class Momentum:
-    """What momentum carries from earlier gradients into the steps of torch's SGD.
+    """What momentum carries from earlier gradients into the steps of torch's SGD, Adam and AdamW.
 
-    An update with the gradient g fills the buffer b with βb + (1−d)g (with g where it was empty),
+    An update with the gradient g fills SGD's buffer b with βb + (1−d)g (with g where it was empty),
     and moves the weights by −ηb, under Nesterov by −η(g + βb). Its own gradient would move them by
-    −τg in the flow time τ = η(1−d)/(1−β). The rest of the displacement is carried over.
+    −τg in the flow time τ = η(1−d)/(1−β). Adam fills its mean m with βm + (1−β)g, and moves them by
+    −ηm̂/(√v̂ + ε), m̂ = m/(1−βᵗ); its own gradient would move them by −ηg/(√v̂ + ε). The rest of the
+    displacement is carried over.
     """
 
     def __init__(self, model: nn.Module):
@@ -229,31 +236,57 @@ class Momentum:
     def before_step(self, optimizer: Optimizer) -> None:
         """Copy the buffers, which the update changes."""
         buffers = ((p, _buffer(optimizer, p)) for p, _ in _with_momentum(optimizer))
-        self._before = {p: None if b is None else b.clone() for p, b in buffers}
+        self._before = {p: b.clone() for p, b in buffers if b is not None}
 
     @torch.no_grad()
-    def after_step(self, optimizer: Optimizer) -> None:
-        """Add what the update carried over."""
-        names = parameter_names(self._model) if self._before else {}
-        for parameter, group in _with_momentum(optimizer):
+    def after_step(self, optimizer: Optimizer) -> Params:
+        """Add what the update carried over; the update's own gradients, by name."""
+        names, gradients = parameter_names(self._model), {}
+        for parameter, group in _members(optimizer):
             name, buffer = names.get(id(parameter)), _buffer(optimizer, parameter)
-            if name is None or buffer is None:
+            if name is None or parameter.grad is None:
+                continue  # without a gradient there was no update
+            if buffer is None or not _momentum(group):
+                gradients[name] = parameter.grad
                 continue
-            before, momentum = self._before.get(parameter), float(group["momentum"])
-            gradient = to_float64(buffer)
-            if before is not None:
-                gradient = (gradient - momentum * to_float64(before)) / (1 - group["dampening"])
-            moved = to_float64(buffer)
-            if group.get("nesterov"):
-                moved = gradient + momentum * moved
-            carried = _group_flow_time(group) * gradient - float(group["lr"]) * moved
+            before = self._before.get(parameter)
+            if "betas" in group:
+                step = _adam_step(group, optimizer.state[parameter], before)
+            else:
+                step = _sgd_step(group, buffer, before)
+            gradients[name], carried = step
             self._carried[name] = self._carried.get(name, 0.0) + carried
-            self.largest = max(self.largest, momentum)
+            self.largest = max(self.largest, _momentum(group))
+        return gradients
 
     def take_carried(self) -> Params:
         """What was carried over since the last call, by name; empty without momentum."""
         carried, self._carried = self._carried, {}
         return carried
+
+
+def _sgd_step(
+    group: dict[str, Any], buffer: Tensor, before: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """The gradient of an update of SGD, with coupled decay, and what was carried into it."""
+    momentum = _momentum(group)
+    gradient = moved = to_float64(buffer)
+    if before is not None:
+        gradient = (gradient - momentum * to_float64(before)) / (1 - group["dampening"])
+    if group.get("nesterov"):
+        moved = gradient + momentum * moved
+    return gradient, _group_flow_time(group) * gradient - float(group["lr"]) * moved
+
+
+def _adam_step(
+    group: dict[str, Any], state: dict[str, Any], before: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """The same of Adam, whose mean of gradients starts from zero."""
+    momentum, mean = _momentum(group), to_float64(state["exp_avg"])
+    earlier = 0.0 if before is None else momentum * to_float64(before)
+    gradient = (mean - earlier) / (1 - momentum)
+    moved = mean / (1 - momentum ** float(state["step"]))
+    return gradient, float(group["lr"]) * (gradient - moved) / adam_scale(group, state)
 
 
 class GradientSizes:
@@ -344,13 +377,24 @@ def _widen(gradient: Tensor) -> Tensor:
     return gradient.float() if gradient.itemsize < 4 else gradient
 
 
+def _members(optimizer: Optimizer) -> Iterable[tuple[Tensor, dict[str, Any]]]:
+    """All parameters, each with its group."""
+    return ((p, group) for group in optimizer.param_groups for p in group["params"])
+
+
 def _with_momentum(optimizer: Optimizer) -> Iterable[tuple[Tensor, dict[str, Any]]]:
-    groups = [group for group in optimizer.param_groups if group.get("momentum")]
-    return ((parameter, group) for group in groups for parameter in group["params"])
+    return ((p, group) for p, group in _members(optimizer) if _momentum(group))
+
+
+def _momentum(group: dict[str, Any]) -> float:
+    """β of SGD, or the first β of Adam."""
+    return float(group.get("momentum") or group.get("betas", (0,))[0])
 
 
 def _buffer(optimizer: Optimizer, parameter: Tensor) -> Tensor | None:
-    return optimizer.state.get(parameter, {}).get("momentum_buffer")
+    """The momentum buffer of SGD, or Adam's mean of gradients; None before the first update."""
+    state = optimizer.state.get(parameter, {})
+    return state.get("momentum_buffer", state.get("exp_avg"))
 
 
 def _missing_part(group: dict[str, Any], age: int) -> float:

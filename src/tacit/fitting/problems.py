@@ -229,21 +229,8 @@ def _unexplained(e: Evidence, mode: str) -> Iterator[Finding]:
     if mode == only_mode and (e.explained < evidence.MIN_EXPLAINED or lacks_fit(e)):
         yield (
             e.equations.names,
-            {"explained": max(e.explained, 0), "rest": describe_residual(e) + _schedule(e)},
+            {"explained": max(e.explained, 0), "rest": describe_residual(e)},
         )
-
-
-def _schedule(e: Evidence) -> str:
-    """Names a schedule as a cause, where it makes at least half of what is unexplained."""
-    noise = math.hypot(*(source.schedule for source in e.equations.sources))
-    part = (noise / (e.residual_ratio * e.target_norm)) ** 2 if noise else 0.0
-    if part < evidence.MIN_SCHEDULE:
-        return ""
-    return (
-        f" The step size changed within epochs, so that batches had unequal weights: this alone "
-        f"leaves about {min(part, 1.0):.0%} of the rest. Change it only between epochs, or average "
-        "more epochs."
-    )
 
 
 _LITTLE = "These regularizers explain {explained:.1%} of the target.{rest}"

@@ -121,11 +121,15 @@ def adam_metric(optimizer: Optimizer, model: nn.Module) -> Params:
             state = optimizer.state.get(parameter, {})
             # A fused step that a GradScaler skipped makes the state, at step zero.
             if id(parameter) in names and "exp_avg_sq" in state and float(state["step"]):
-                square = state["max_exp_avg_sq" if group.get("amsgrad") else "exp_avg_sq"]
-                bias = math.sqrt(1 - float(group["betas"][1]) ** float(state["step"]))
-                root = to_float64(square).sqrt() / bias
-                metric[names[id(parameter)]] = root + group["eps"]
+                metric[names[id(parameter)]] = adam_scale(group, state)
     return metric
+
+
+def adam_scale(group: dict[str, Any], state: dict[str, Any]) -> Tensor:
+    """√v̂ + ε of one parameter, in float64."""
+    square = state["max_exp_avg_sq" if group.get("amsgrad") else "exp_avg_sq"]
+    bias = math.sqrt(1 - float(group["betas"][1]) ** float(state["step"]))
+    return to_float64(square).sqrt() / bias + group["eps"]
 
 
 def parameter_names(model: nn.Module) -> dict[int, str]:
