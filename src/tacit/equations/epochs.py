@@ -101,7 +101,7 @@ class EpochAverages:
             *self._wrapper.hooks,
             *self._sizes.hooks,
             optimizer.register_step_pre_hook(self._add_point),
-            optimizer.register_step_post_hook(self._add_gradients),
+            optimizer.register_step_post_hook(self._add_forces),
         )
 
     def __len__(self) -> int:
@@ -114,7 +114,7 @@ class EpochAverages:
         params = trainable(self._model)
         self._start = {n: to_float64(p).clone() for n, p in params.items()}
         self._sums, self._points = float64_zeros(params), 0
-        self._gradients, self._timed_gradients = float64_zeros(params), float64_zeros(params)
+        self._forces, self._timed_forces = float64_zeros(params), float64_zeros(params)
         self._momentum.take_carried()  # begins anew
         self._smallest_step = math.inf
         self._statistics = copy_statistics(self._model)
@@ -123,17 +123,15 @@ class EpochAverages:
         self._column_sums: MeanColumns = {r: {} for r in self._averaged}
 
     @torch.no_grad()
-    def _add_gradients(self, optimizer: Optimizer, *_: Any) -> None:
-        """After an update: add its gradient, as it is and times its flow time."""
+    def _add_forces(self, optimizer: Optimizer, *_: Any) -> None:
+        """After an update: add the force that it applied, as it is and times its flow time."""
         if was_skipped(optimizer):
             return
         times = flow_times(self._model, optimizer, self._start)
-        for name, gradient in self._momentum.after_step(optimizer).items():
+        for name, force in self._momentum.after_step(optimizer).items():
             if name in self._start:
-                self._gradients[name] += gradient.to(self._gradients[name].device)
-                self._timed_gradients[name].add_(
-                    gradient.to(self._gradients[name].device), alpha=times[name]
-                )
+                self._forces[name] += force
+                self._timed_forces[name].add_(force, alpha=times[name])
 
     @torch.no_grad()
     def _add_point(self, optimizer: Optimizer, *_: Any) -> None:
@@ -208,13 +206,12 @@ class EpochAverages:
         self._start_epoch()
 
     def _uneven_weights(self, name: str) -> Tensor:
-        """Σ_t (τ_t − τ̄) g_t: what unequal flow times τ_t add to the weight of single batches.
+        """Σ_t (τ_t − τ̄) f_t: what unequal flow times τ_t add to the weight of single forces f_t.
 
-        Added to −Σ τ_t g_t, it leaves −Σ τ̄ g_t.
+        Added to −Σ τ_t f_t, it leaves −Σ τ̄ f_t.
         """
-        return (
-            self._timed_gradients[name] - (self._times[name] / self._points) * self._gradients[name]
-        )
+        mean_time = self._times[name] / self._points
+        return self._timed_forces[name] - mean_time * self._forces[name]
 
     def target(self, objective: Objective) -> Target:
         """−∇L(θ̄) − Δθ/time of every recorded epoch: one pass over the data each."""

@@ -240,24 +240,26 @@ class Momentum:
 
     @torch.no_grad()
     def after_step(self, optimizer: Optimizer) -> Params:
-        """Add what the update carried over; the update's own gradients, by name."""
-        names, gradients = parameter_names(self._model), {}
+        """Add what the update carried over; the force of the update by itself, by name.
+
+        That is its gradient with weight decay, (√v̂ + ε) w θ where AdamW decouples it.
+        """
+        names, forces = parameter_names(self._model), {}
         for parameter, group in _members(optimizer):
-            name, buffer = names.get(id(parameter)), _buffer(optimizer, parameter)
+            name, state = names.get(id(parameter)), optimizer.state.get(parameter, {})
             if name is None or parameter.grad is None:
                 continue  # without a gradient there was no update
-            if buffer is None or not _momentum(group):
-                gradients[name] = parameter.grad
-                continue
-            before = self._before.get(parameter)
-            if "betas" in group:
-                step = _adam_step(group, optimizer.state[parameter], before)
+            before, carried = self._before.get(parameter), None
+            if "exp_avg" in state:
+                forces[name], carried = _adam_step(parameter, group, state, before)
+            elif _momentum(group):
+                forces[name], carried = _sgd_step(group, state["momentum_buffer"], before)
             else:
-                step = _sgd_step(group, buffer, before)
-            gradients[name], carried = step
-            self._carried[name] = self._carried.get(name, 0.0) + carried
-            self.largest = max(self.largest, _momentum(group))
-        return gradients
+                forces[name] = _plain_force(parameter, parameter.grad, group)
+            if carried is not None:
+                self._carried[name] = self._carried.get(name, 0.0) + carried
+                self.largest = max(self.largest, _momentum(group))
+        return forces
 
     def take_carried(self) -> Params:
         """What was carried over since the last call, by name; empty without momentum."""
@@ -265,28 +267,38 @@ class Momentum:
         return carried
 
 
+def _plain_force(parameter: Tensor, gradient: Tensor, group: dict[str, Any]) -> Tensor:
+    """The force g + wθ of an update θ′ = θ − η(g + wθ) of SGD without momentum, from θ′."""
+    decay = float(group.get("weight_decay") or 0)
+    gradient = to_float64(gradient.to_dense())
+    return (gradient + decay * to_float64(parameter)) / (1 - float(group["lr"]) * decay)
+
+
 def _sgd_step(
     group: dict[str, Any], buffer: Tensor, before: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """The gradient of an update of SGD, with coupled decay, and what was carried into it."""
+    """The force of an update of SGD with momentum, and what was carried into it."""
     momentum = _momentum(group)
-    gradient = moved = to_float64(buffer)
+    force = moved = to_float64(buffer)
     if before is not None:
-        gradient = (gradient - momentum * to_float64(before)) / (1 - group["dampening"])
+        force = (force - momentum * to_float64(before)) / (1 - group["dampening"])
     if group.get("nesterov"):
-        moved = gradient + momentum * moved
-    return gradient, _group_flow_time(group) * gradient - float(group["lr"]) * moved
+        moved = force + momentum * moved
+    return force, _group_flow_time(group) * force - float(group["lr"]) * moved
 
 
 def _adam_step(
-    group: dict[str, Any], state: dict[str, Any], before: Tensor | None
+    parameter: Tensor, group: dict[str, Any], state: dict[str, Any], before: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """The same of Adam, whose mean of gradients starts from zero."""
-    momentum, mean = _momentum(group), to_float64(state["exp_avg"])
+    """The same of Adam, whose mean of gradients starts from zero, and of AdamW."""
+    momentum, rate, mean = _momentum(group), float(group["lr"]), to_float64(state["exp_avg"])
     earlier = 0.0 if before is None else momentum * to_float64(before)
     gradient = (mean - earlier) / (1 - momentum)
     moved = mean / (1 - momentum ** float(state["step"]))
-    return gradient, float(group["lr"]) * (gradient - moved) / adam_scale(group, state)
+    scale = adam_scale(group, state)
+    decay = float(group["weight_decay"]) if group.get("decoupled_weight_decay") else 0.0
+    start = (to_float64(parameter) + rate * moved / scale) / (1 - rate * decay)
+    return gradient + decay * scale * start, rate * (gradient - moved) / scale
 
 
 class GradientSizes:
@@ -333,11 +345,6 @@ class GradientSizes:
         largest = entries.max()
         facts = torch.stack([entries.sum(), largest, (entries == largest).sum()])
         self._rows.append(torch.cat([norms, facts]))
-
-
-def total_norms(sizes: Tensor) -> Tensor:
-    """The norm of the whole gradient of every update, from rows of sizes."""
-    return sizes[:, :-3].norm(dim=1)
 
 
 def clipped_part(sizes: Tensor, updates: int | None = None) -> float:

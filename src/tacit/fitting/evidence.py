@@ -35,8 +35,6 @@ IGNORED = 0.01
 """Part of the examples or tokens that the loss may ignore without a Problem."""
 CLIPPED = 0.1
 """Part of the updates whose gradients may look clipped without a Problem."""
-MIN_SCHEDULE = 0.5
-"""Part of the squared residual that changing step sizes must cause to be named as a cause."""
 BURN_IN = 0.05
 """Part of ‖target‖ that an optimizer's unsettled averages may cause without a Problem."""
 LARGE_STEP = 0.1
