@@ -106,9 +106,11 @@ def _reproduce_one(name: str, preset: str, folder: Path, device: str, force: boo
                 name, experiment, preset, folder, device=device, force=force, advance=advance
             )
         plots.draw(result)
+    with plots.report_other_rows(result):
+        checks = experiment.check(result.rows)
     reused = f", {result.reused:,} of them reused" if result.reused else ""
     typer.echo(f"{typer.style(name, bold=True)}: {len(result.rows):,} rows{reused}")
-    for check in experiment.check(result.rows):
+    for check in checks:
         holds = typer.style("yes", fg="green") if check.holds else typer.style("no ", fg="red")
         typer.echo(f"  {holds} {check.label}: {check.value:.4g} (expected {check.expected})")
 

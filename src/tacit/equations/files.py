@@ -68,7 +68,8 @@ def _open_file(path: str | os.PathLike[str]) -> tuple[dict[str, str], list[Tenso
             if metadata.get("format") != FORMAT:
                 raise InputError(
                     f"{path} was not written by Equations.save of this version: its format is "
-                    f"{metadata.get('format', '')[:40]!r}, not {FORMAT!r}. Write the equations again."
+                    f"{metadata.get('format', '')[:40]!r}, not {FORMAT!r}. "
+                    "Write the equations again."
                 )
             if {*keys} != {*map(str, range(len(keys)))}:
                 raise ValueError("its matrices are not numbered")
