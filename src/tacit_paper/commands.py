@@ -71,10 +71,10 @@ def plot(
     folders = list(store.finished_folders(folder)) if folder.is_dir() else []
     if not folders:
         raise InputError(f"{folder} contains no finished results: run tacit reproduce first.")
-    for result in map(store.read_result, folders):
-        with store.locked(result.folder):
-            names = [path.name for path in plots.draw(result)]
-        typer.echo(f"{result.folder}: {', '.join(names)}")
+    for result_folder in folders:
+        with store.locked(result_folder):
+            names = [path.name for path in plots.draw(store.read_result(result_folder))]
+        typer.echo(f"{result_folder}: {', '.join(names)}")
     if (folder / "index.html").exists():
         _write_page(folder)
 

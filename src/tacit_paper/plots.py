@@ -59,8 +59,8 @@ def report_other_rows(result: Result) -> Iterator[None]:
         raise
     except (AttributeError, LookupError, TypeError, ValueError) as error:
         raise InputError(
-            f"the rows in {result.folder} are not those of the figure ({str(error)[:200]}), as if "
-            "written by another version of tacit: run tacit reproduce --force to compute them again."
+            f"the rows in {result.folder} are not those of the figure ({str(error)[:200]}): "
+            "another version of tacit may have written them. Run tacit reproduce --force."
         ) from error
 
 

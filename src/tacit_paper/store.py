@@ -150,7 +150,7 @@ def _wait_for_lock(descriptor: int, folder: Path) -> None:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        print(f"waiting for another run that writes to {folder}", file=sys.stderr)
+        sys.stderr.write(f"waiting for another run that writes to {folder}\n")
         fcntl.flock(descriptor, fcntl.LOCK_EX)
     except OSError:
         pass  # a file system without locks

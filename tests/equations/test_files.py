@@ -2,8 +2,6 @@
 
 import json
 import resource
-import subprocess
-import sys
 from functools import partial
 
 import pytest
@@ -252,18 +250,15 @@ def test_more_blocks_than_a_file_can_list_are_refused_when_saved(tmp_path, monke
 
 def test_a_disk_without_space_is_named_and_keeps_the_earlier_file(tmp_path):
     """A limit on the size of files acts as a full disk does."""
-    EQUATIONS.save(tmp_path / "equations")
-    before = (tmp_path / "equations").read_bytes()
-    code = (
-        "import resource, signal, sys, tacit\n"
-        "equations = tacit.Equations.load(sys.argv[1])\n"
-        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))\n"
-        "try: equations.save(sys.argv[1])\n"
-        "except tacit.InputError as error: print(error)\n"
-    )
-    path = str(tmp_path / "equations")
-    run = subprocess.run([sys.executable, "-c", code, path], capture_output=True, text=True)
-    assert f"{path} cannot be written to (File too large)" in run.stdout, run.stderr
+    path = tmp_path / "equations"
+    EQUATIONS.save(path)
+    before, limits = path.read_bytes(), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
+    try:
+        with pytest.raises(InputError) as error:
+            EQUATIONS.save(path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert f"{path} cannot be written to (File too large)" in str(error.value)
     assert [p.name for p in tmp_path.iterdir()] == ["equations"]
-    assert (tmp_path / "equations").read_bytes() == before
+    assert path.read_bytes() == before
