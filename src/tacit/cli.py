@@ -43,15 +43,15 @@ def build_app(extra_commands: Iterable[Callable[[typer.Typer], None]] = ()) -> t
 def report_errors(interrupted: str = "interrupted.") -> Iterator[None]:
     """Turn an InputError into one line and exit code 2, and an interruption into exit code 130.
 
-    So do files that cannot be read or written, among them a full disk behind the output.
+    Files that cannot be read or written are one line too, also where the output is a full disk.
     """
     try:
         _prepare_output()
         yield
         print(end="", flush=True)
+    except BrokenPipeError:
+        raise  # the reader of a pipe left: typer ends quietly
     except (InputError, OSError) as error:
-        if isinstance(error, BrokenPipeError):
-            raise  # the reader of a pipe left: typer ends quietly
         typer.echo(f"error: {' '.join(str(error).split())}", err=True)
         _drop_output()
         raise typer.Exit(2) from None
