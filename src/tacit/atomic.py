@@ -4,6 +4,7 @@ import os
 import secrets
 import stat
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from tacit.errors import InputError
@@ -30,23 +31,24 @@ def write_atomically(
         remedy: what to do if it cannot be written, a sentence of the error.
         make_folder: whether the folder is made if it does not exist.
     """
-    temporary = None
+    partial = None
     try:
-        resolved = Path(os.path.realpath(path))
-        if _is_stream(path):
+        if _is_stream(Path(path)):
             write(Path(path))
             return
+        target = Path(os.path.realpath(path))
         if make_folder:
-            resolved.parent.mkdir(parents=True, exist_ok=True)
-        temporary = resolved.with_name(f".{secrets.token_hex(8)}{PARTIAL}")
-        write(temporary)
-        temporary.replace(resolved)
+            target.parent.mkdir(parents=True, exist_ok=True)
+        partial = target.with_name(f".{secrets.token_hex(8)}{PARTIAL}")
+        write(partial)
+        partial.replace(target)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise InputError(f"{path} cannot be written to ({reason}). {remedy}") from error
     finally:
-        if temporary is not None and temporary.parent.is_dir():
-            temporary.unlink(missing_ok=True)
+        if partial is not None:
+            with suppress(OSError):
+                partial.unlink()
 
 
 def remove_partials(folder: Path) -> None:
@@ -55,10 +57,10 @@ def remove_partials(folder: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def _is_stream(path: str | os.PathLike[str]) -> bool:
+def _is_stream(path: Path) -> bool:
     """Whether there is something that is neither a file nor a folder: a pipe or a device."""
     try:
-        mode = os.stat(path).st_mode
+        mode = path.stat().st_mode
     except FileNotFoundError:
         return False
     return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))

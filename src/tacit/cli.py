@@ -9,10 +9,11 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.metadata import entry_points
+from io import TextIOWrapper
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TextIO
 
 import typer
 
@@ -42,14 +43,15 @@ def build_app(extra_commands: Iterable[Callable[[typer.Typer], None]] = ()) -> t
 def report_errors(interrupted: str = "interrupted.") -> Iterator[None]:
     """Turn an InputError into one line and exit code 2, and an interruption into exit code 130.
 
-    So do files that cannot be read or written, among them a full disk behind the output.
+    Files that cannot be read or written are one line too, also where the output is a full disk.
     """
     try:
+        _prepare_output()
         yield
-        sys.stdout.flush()
+        print(end="", flush=True)
+    except BrokenPipeError:
+        raise  # the reader of a pipe left: typer ends quietly
     except (InputError, OSError) as error:
-        if isinstance(error, BrokenPipeError):
-            raise  # the reader of a pipe left: typer ends quietly
         typer.echo(f"error: {' '.join(str(error).split())}", err=True)
         _drop_output()
         raise typer.Exit(2) from None
@@ -58,10 +60,18 @@ def report_errors(interrupted: str = "interrupted.") -> Iterator[None]:
         raise typer.Exit(130) from None
 
 
+def _prepare_output() -> None:
+    """Have an output even where it was closed, and one that can show every character."""
+    if sys.stdout is None:
+        sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115 # until the process ends
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
+
+
 def _drop_output() -> None:
     """Where the output cannot be written, discard it: Python would complain at its end."""
     try:
-        sys.stdout.flush()
+        print(end="", flush=True)
     except OSError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
@@ -104,8 +114,10 @@ def estimate(
     """Estimate strengths at the objective's parameters and print the summary."""
     from tacit.specs import load_objective, own_errors, parse_known, parse_regularizer
 
-    if json_file is not None and json_file.is_dir():
-        raise InputError(f"{json_file} cannot be written to: it is a folder. Choose another file.")
+    if json_file is not None:
+        json_file = json_file.absolute()  # the user's code may change the folder
+        if json_file.is_dir():
+            raise InputError(f"{json_file} cannot be written to: it is a folder. Choose a file.")
     loaded = load_objective(objective)
     regularizers = [parse_regularizer(spec, loaded) for spec in candidates]
     penalties = dict(parse_known(spec, loaded) for spec in known or [])
@@ -113,27 +125,28 @@ def estimate(
         fit = tacit.estimate(
             loaded, regularizers, known=penalties, nonnegative=nonnegative, population=population
         )
+    stream = None if json_file is None else _find_stream(json_file)
     try:
         if json_file is not None:
-            _write_json(json_file, fit.to_dict())
+            _write_json(json_file, fit.to_dict(), stream)
     finally:  # the summary is not lost where the file cannot be written
-        apart = json_file is not None and _is_stdout(json_file)
-        print(fit.summary(), file=sys.stderr if apart else sys.stdout)
+        print(fit.summary(), file=sys.stderr if stream is sys.stdout else sys.stdout)
 
 
-def _write_json(path: Path, content: dict[str, Any]) -> None:
-    """Write a file completely or not at all; /dev/stdout is part of the output."""
+def _find_stream(path: Path) -> TextIO | None:
+    """The output or the errors, if the path is one of them: /dev/stdout, also if that is a file."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError, AttributeError):  # closed, or no file
+            if os.path.samestat(path.stat(), os.fstat(stream.fileno())):
+                return stream
+    return None
+
+
+def _write_json(path: Path, content: dict[str, Any], stream: TextIO | None) -> None:
+    """Write to the stream, or write a file completely or not at all."""
     text = json.dumps(content, indent=2) + "\n"
-    if _is_stdout(path):
-        print(text, end="")
+    if stream is not None:
+        print(text, end="", file=stream)
     else:
         remedy = "Choose another file."
         write_atomically(path, lambda partial: partial.write_text(text), remedy=remedy)
-
-
-def _is_stdout(path: Path) -> bool:
-    """Whether a path is where the output goes, as /dev/stdout is, also if that is a file."""
-    try:
-        return os.path.samestat(path.stat(), os.fstat(sys.stdout.fileno()))
-    except OSError:
-        return False

@@ -5,7 +5,7 @@ import inspect
 import os
 import sysconfig
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,31 +20,34 @@ WITH_OBJECTIVE = ("gradient_norm", "explicit_dropout")
 
 def load_objective(spec: str) -> "tacit.Objective":
     """Import `module:callable` and return the Objective that the callable returns."""
+    what = f"objective {spec!r}"
     module_name, _, attribute = spec.partition(":")
     if not module_name or not attribute:
-        raise InputError(f"objective {spec!r}: write it as module:callable.")
-    what = f"objective {spec!r}"
+        raise InputError(f"{what}: write it as module:callable.")
     with own_errors(what, remedy="Write module:callable, and run in the module's folder."):
         module = importlib.import_module(module_name)
         make_objective = getattr(module, attribute, None)
     if not callable(make_objective):
+        raise InputError(f"{what}: no callable {attribute!r}: name one that returns an Objective.")
+    with own_errors(what, remedy="Name a function that returns a tacit.Objective."):
+        _check_signature(make_objective, what)
+        objective = make_objective()
+        is_objective = isinstance(objective, tacit.Objective)
+    if not is_objective:
         raise InputError(
-            f"objective {spec!r}: no callable {attribute!r}: name one that returns an Objective."
+            f"{what} returned a {type(objective).__name__}: return a tacit.Objective, "
+            "as in tacit.Objective(model, loss, data)."
         )
+    return objective
+
+
+def _check_signature(make_objective: Callable[[], Any], what: str) -> None:
     try:
         inspect.signature(make_objective).bind()
     except (TypeError, ValueError) as error:
         raise InputError(
-            f"objective {spec!r} cannot be called without arguments ({error}): add defaults."
+            f"{what} cannot be called without arguments ({error}): add defaults."
         ) from error
-    with own_errors(what, remedy="Name a function that returns a tacit.Objective."):
-        objective = make_objective()
-    if not isinstance(objective, tacit.Objective):
-        raise InputError(
-            f"objective {spec!r} returned a {type(objective).__name__}: return a tacit.Objective, "
-            "as in tacit.Objective(model, loss, data)."
-        )
-    return objective
 
 
 @contextmanager
@@ -58,13 +61,21 @@ def own_errors(what: str, *, remedy: str | None = None) -> Iterator[None]:
         yield
     except (InputError, KeyboardInterrupt):
         raise
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
         place = _own_place(error)
         advice = remedy if place is None else f"Correct {place}."
         if advice is None:
             raise
-        message = f"{what} raised {type(error).__name__}: {error}"
-        raise InputError(f"{message.rstrip('.')}. {advice}") from error
+        raise InputError(f"{what} raised {_describe(error)}. {advice}") from error
+
+
+def _describe(error: BaseException) -> str:
+    """The type of an error and the start of its message, if it has one."""
+    try:
+        message = str(error)[:500].rstrip(".")
+    except Exception:  # of the user's own __str__
+        message = ""
+    return f"{type(error).__name__}: {message}" if message else type(error).__name__
 
 
 def _own_place(error: BaseException) -> str | None:

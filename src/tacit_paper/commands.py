@@ -71,10 +71,10 @@ def plot(
     folders = list(store.finished_folders(folder)) if folder.is_dir() else []
     if not folders:
         raise InputError(f"{folder} contains no finished results: run tacit reproduce first.")
-    for result in map(store.read_result, folders):
-        with store.locked(result.folder):
-            names = [path.name for path in plots.draw(result)]
-        typer.echo(f"{result.folder}: {', '.join(names)}")
+    for result_folder in folders:
+        with store.locked(result_folder):
+            names = [path.name for path in plots.draw(store.read_result(result_folder))]
+        typer.echo(f"{result_folder}: {', '.join(names)}")
     if (folder / "index.html").exists():
         _write_page(folder)
 
@@ -106,9 +106,11 @@ def _reproduce_one(name: str, preset: str, folder: Path, device: str, force: boo
                 name, experiment, preset, folder, device=device, force=force, advance=advance
             )
         plots.draw(result)
+    with plots.report_other_rows(result):
+        checks = experiment.check(result.rows)
     reused = f", {result.reused:,} of them reused" if result.reused else ""
     typer.echo(f"{typer.style(name, bold=True)}: {len(result.rows):,} rows{reused}")
-    for check in experiment.check(result.rows):
+    for check in checks:
         holds = typer.style("yes", fg="green") if check.holds else typer.style("no ", fg="red")
         typer.echo(f"  {holds} {check.label}: {check.value:.4g} (expected {check.expected})")
 

@@ -14,26 +14,32 @@ from tacit_paper.store import Result
 
 def write_page(out: Path) -> Path:
     """Write `index.html` with every finished result below a folder."""
-    results, errors = [], []
+    sections, errors = [], []
     for folder in store.finished_folders(out):
         try:
             result = store.read_result(folder)
-            find_experiment(result.metadata["experiment"])
-            results.append(result)
+            sections.append((result, _section(result)))
         except InputError as error:
             errors.append(f"<p class='no'>{html.escape(str(error))}</p>")
-    results.sort(key=lambda r: (r.metadata["preset"], EXPERIMENTS.index(r.metadata["experiment"])))
-    links = " ".join(f'<a href="#{_name(r, "-")}">{_name(r, ", ")}</a>' for r in results)
-    sections = "\n".join(map(_section, results)) or "<p>No finished results yet.</p>"
-    template = Template(Path(__file__).with_name("page.html").read_text())
-    text = template.substitute(links=links, errors="".join(errors), sections=sections)
+    sections.sort(key=lambda section: _order(section[0]))
+    links = " ".join(f'<a href="#{_name(r, "-")}">{_name(r, ", ")}</a>' for r, _ in sections)
+    shown = "\n".join(text for _, text in sections) or "<p>No finished results yet.</p>"
+    template = Template(Path(__file__).with_name("page.html").read_text(encoding="utf-8"))
+    text = template.substitute(links=links, errors="".join(errors), sections=shown)
+    content = text.encode(errors="backslashreplace")  # names of folders need not be text
     with store.locked(out):
-        store.write(out / "index.html", lambda partial: partial.write_text(text))
+        store.write(out / "index.html", lambda partial: partial.write_bytes(content))
     return out / "index.html"
+
+
+def _order(result: Result) -> tuple[str, int]:
+    return result.metadata["preset"], EXPERIMENTS.index(result.metadata["experiment"])
 
 
 def _section(result: Result) -> str:
     experiment = find_experiment(result.metadata["experiment"])
+    with plots.report_other_rows(result):
+        table = _table(experiment.check(result.rows))
     svg = _read_figure(result)
     image = base64.b64encode(svg).decode()
     title, paragraphs = title_and_caption(experiment)
@@ -46,7 +52,7 @@ def _section(result: Result) -> str:
 <figure><div class="scroll"><img alt="{title}" style="min-width: {_minimum_width(svg)}px"
 src="data:image/svg+xml;base64,{image}"></div>
 <figcaption>{caption}</figcaption></figure>
-{_table(experiment.check(result.rows))}
+{table}
 <details><summary>Settings, versions and hashes ({result.metadata["rows"]:,} rows)</summary>
 <pre>{html.escape(settings)}</pre></details>
 </section>"""

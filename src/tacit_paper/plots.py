@@ -1,8 +1,8 @@
 """Style and files of figures. matplotlib is imported only inside functions."""
 
 import math
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -45,14 +45,23 @@ def save(figure: "Figure", folder: Path) -> list[Path]:
 
 def draw(result: Result) -> list[Path]:
     """Draw the figure of a result from its rows, and write it to the result's folder."""
-    try:
+    with report_other_rows(result):
         figure = find_experiment(result.metadata["experiment"]).plot(result.rows)
-    except (KeyError, AttributeError) as error:
-        raise InputError(
-            f"the rows in {result.folder} were written by another version of tacit and lack a "
-            f"column of the figure ({error}): run tacit reproduce --force to compute them again."
-        ) from error
     return save(figure, result.folder)
+
+
+@contextmanager
+def report_other_rows(result: Result) -> Iterator[None]:
+    """Turn what a figure or its checks raise on rows that they do not know into an InputError."""
+    try:
+        yield
+    except InputError:
+        raise
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        raise InputError(
+            f"the rows in {result.folder} are not those of the figure ({str(error)[:200]}): "
+            "another version of tacit may have written them. Run tacit reproduce --force."
+        ) from error
 
 
 def interval(values: Sequence[float], level: float = 0.95) -> tuple[float, float]:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from tacit.atomic import remove_partials, write_atomically
 from tacit.errors import InputError
+from tacit.plain import check_plain, parse_json
 from tacit_paper import Experiment, Row, Table
 
 if TYPE_CHECKING:
@@ -40,9 +41,31 @@ MAX_METADATA = 2**20
 """Bytes of a `run.json`, at most."""
 MAX_VALUES = 10**8
 """Values of a table of rows, at most: a small compressed file could fill the memory."""
+MAX_BYTES = 2**30
+"""Bytes of a table of rows, at most, in the file and in memory."""
 _REMEDY = "Move it away, or pass --force to replace it."
-_KINDS = {"experiment": str, "preset": str, "config": dict, "device": str, "made_with": dict}
-_HASHES = ("config_hash", "rows_sha256", "content_hash", "metadata_sha256")
+_SETTINGS = ("experiment", "preset", "config", "device", "made_with")
+
+
+@dataclass(frozen=True)
+class _Metadata:
+    """What is in a `run.json`: the settings from the start, the rest once the run is complete."""
+
+    experiment: str
+    preset: str
+    config: dict[str, Any]
+    device: str
+    made_with: dict[str, str]
+    config_hash: str
+    complete: bool = False
+    rows: int = -1
+    rows_sha256: str = ""
+    content_hash: str = ""
+    versions: dict[str, str] | None = None
+    platform: str = ""
+    metadata_sha256: str = ""
+    note: Any = None
+    """Written by hand."""
 
 
 @dataclass(frozen=True)
@@ -113,7 +136,7 @@ def locked(folder: Path) -> Iterator[None]:
             _wait_for_lock(descriptor, folder)
         for written in (folder, folder / "parts"):
             remove_partials(written)
-    except OSError as error:
+    except (OSError, ValueError) as error:
         raise InputError(f"{folder} is no folder for results ({error}). {CHOOSE_OUT}") from error
     try:
         yield
@@ -127,7 +150,7 @@ def _wait_for_lock(descriptor: int, folder: Path) -> None:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        print(f"waiting for another run that writes to {folder}", file=sys.stderr)
+        sys.stderr.write(f"waiting for another run that writes to {folder}\n")
         fcntl.flock(descriptor, fcntl.LOCK_EX)
     except OSError:
         pass  # a file system without locks
@@ -142,7 +165,7 @@ def _prepare(folder: Path, metadata: dict[str, Any], *, force: bool) -> bool:
     (folder / ".probe").unlink(missing_ok=True)
     if force:
         _write_json(folder / "run.json", metadata)  # from here on, nothing else counts as finished
-        shutil.rmtree(folder / "parts", ignore_errors=True)
+        _remove_parts(folder)
         for path in [folder / "rows.parquet", *folder.glob("figure.*")]:
             path.unlink(missing_ok=True)
     if (folder / "run.json").exists():
@@ -154,7 +177,7 @@ def _prepare(folder: Path, metadata: dict[str, Any], *, force: bool) -> bool:
             _set_aside(folder, earlier["config_hash"])
         elif earlier.get("complete"):
             read_result(folder)  # complete rows have to be readable before their parts are deleted
-            shutil.rmtree(folder / "parts", ignore_errors=True)
+            _remove_parts(folder)
             return True
     elif (folder / "rows.parquet").exists():
         raise _damaged(folder / "rows.parquet", "there is no run.json")
@@ -166,9 +189,7 @@ def read_metadata(folder: Path) -> dict[str, Any]:
     """Read and check `run.json`; an InputError names the file where it is damaged."""
     path = folder / "run.json"
     try:
-        if path.stat().st_size > MAX_METADATA:
-            raise ValueError(f"it has more than {MAX_METADATA} bytes")
-        metadata = json.loads(path.read_text())
+        metadata = parse_json(_read_bytes(path, MAX_METADATA))
         _check_metadata(metadata)
     except (OSError, ValueError, RecursionError) as error:
         raise _damaged(path, error) from error
@@ -177,22 +198,12 @@ def read_metadata(folder: Path) -> dict[str, Any]:
 
 def _check_metadata(metadata: Any) -> None:
     """Refuse metadata that `run_experiment` did not write; a ValueError says why."""
-    if not isinstance(metadata, dict):
-        raise ValueError("it is not an object")
-    kinds: dict[str, type] = {**_KINDS, "config_hash": str}
-    added = {"complete": bool, "rows": int, "versions": dict, "platform": str}
-    added |= dict.fromkeys(_HASHES[1:], str)
-    if metadata.get("complete"):
-        kinds |= added
-    wrong = [k for k, kind in kinds.items() if type(metadata.get(k)) is not kind]
-    wrong += [k for k in metadata if k not in kinds and k != "note"]  # a note is written by hand
-    if wrong:
-        raise ValueError(f"{', '.join(wrong)[:80]} missing or wrong")
+    check_plain(_Metadata, metadata, "run.json")
     if _depth(metadata) > 20:
         raise ValueError("it is nested too deeply")
     if metadata["config_hash"] != _config_hash(metadata):
         raise ValueError("its settings are not those of its config_hash")
-    if metadata.get("complete") and metadata["metadata_sha256"] != _metadata_hash(metadata):
+    if metadata.get("complete") and metadata.get("metadata_sha256") != _metadata_hash(metadata):
         raise ValueError("its metadata_sha256 is not that of its content")
 
 
@@ -207,7 +218,7 @@ def read_result(folder: Path) -> Result:
     if not metadata.get("complete"):
         raise InputError(f"{folder} contains an unfinished run: finish it with tacit reproduce.")
     with _report_damage(path):
-        content = path.read_bytes()
+        content = _read_bytes(path, MAX_BYTES)
         if _hash(content) != metadata["rows_sha256"]:
             raise ValueError("its sha256 is not the one in run.json")
         rows = _read_table(content).to_pandas(ignore_metadata=True)
@@ -221,12 +232,27 @@ def _read_table(content: bytes) -> "pa.Table":
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    shape = pq.read_metadata(pa.BufferReader(content))
-    groups = [shape.row_group(i) for i in range(shape.num_row_groups)]
+    file = pq.ParquetFile(pa.BufferReader(content))
+    groups = [file.metadata.row_group(i) for i in range(file.num_row_groups)]
     values = sum(group.column(i).num_values for group in groups for i in range(group.num_columns))
-    if not 0 <= max(values, shape.num_rows) <= MAX_VALUES:
-        raise ValueError(f"it has {values} values in {shape.num_rows} rows")
-    return pq.read_table(pa.BufferReader(content))
+    if not 0 <= max(values, file.metadata.num_rows) <= MAX_VALUES:
+        raise ValueError(f"it has {values} values in {file.metadata.num_rows} rows")
+    batches, size = [], 0
+    for batch in file.iter_batches(1000):  # a text that is stored once may be in every row
+        batches.append(batch)
+        size += batch.nbytes
+        if size > MAX_BYTES:
+            raise ValueError(f"it needs more than {MAX_BYTES} bytes of memory")
+    return pa.Table.from_batches(batches, schema=file.schema_arrow)
+
+
+def _read_bytes(path: Path, most: int) -> bytes:
+    """The content of a file of at most this many bytes; reading a pipe could wait forever."""
+    if path.exists() and not path.is_file():
+        raise ValueError("it is not a file")
+    if path.stat().st_size > most:
+        raise ValueError(f"it has more than {most} bytes")
+    return path.read_bytes()
 
 
 @contextmanager
@@ -263,6 +289,8 @@ def content_hash(rows: list[Row]) -> str:
 
 def write(path: Path, fill: Callable[[Path], object], *, remedy: str = CHOOSE_OUT) -> None:
     """Write a file of a result completely or not at all, and make its folder."""
+    if path.exists() and not path.is_file():
+        raise InputError(f"{path} cannot be written to (it is not a file). {remedy}")
     write_atomically(path, fill, remedy=remedy, make_folder=True)
 
 
@@ -294,7 +322,9 @@ def _read_parts(folder: Path, config_hash: str) -> "dict[str, pa.Table]":
     parts = {}
     for path in sorted((folder / "parts").glob("*.parquet")):
         with _report_damage(path):
-            content = path.read_bytes()  # compared first: damaged tables can crash their reader
+            content = _read_bytes(
+                path, MAX_BYTES
+            )  # compared first: damaged tables can crash their reader
             if not path.stem.endswith(f"-{_hash(content)[:16]}"):
                 raise ValueError("its sha256 is not the one in its name")
             table = _read_table(content)
@@ -311,16 +341,13 @@ def _write_part(folder: Path, index: int, rows: list[Row], config_hash: str) -> 
     The hash of the file is in its name.
     """
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
     unit = rows[0]["unit"]
     # pyarrow takes the columns from the first row only, and rows of one unit may differ in theirs.
     names = dict.fromkeys(name for row in rows for name in row)
     table = pa.Table.from_pylist([{name: row.get(name) for name in names} for row in rows])
     origin = json.dumps({"unit": unit, "config_hash": config_hash})
-    buffer = pa.BufferOutputStream()
-    pq.write_table(table.replace_schema_metadata({b"tacit": origin.encode()}), buffer)
-    content = buffer.getvalue().to_pybytes()
+    content = _to_parquet(table.replace_schema_metadata({b"tacit": origin.encode()}))
     slug = re.sub(r"[^a-z0-9.]+", "-", unit.lower())
     path = folder / "parts" / f"{index:05d}-{slug}-{_hash(content)[:16]}.parquet"
     write(path, lambda partial: partial.write_bytes(content))
@@ -330,25 +357,40 @@ def _write_part(folder: Path, index: int, rows: list[Row], config_hash: str) -> 
 def _join_parts(folder: Path, parts: "list[pa.Table]", metadata: dict[str, Any]) -> None:
     """Write all rows to `rows.parquet`, complete the metadata, and delete the parts."""
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
     plain = [part.replace_schema_metadata(None) for part in parts]
-    table = pa.concat_tables(plain, promote_options="permissive")
-    path = folder / "rows.parquet"
-    write(path, lambda partial: pq.write_table(table, partial))
+    with _report_damage(folder / "parts"):
+        table = pa.concat_tables(plain, promote_options="permissive")
+        hash_of_rows = content_hash(table.to_pylist())
+    content = _to_parquet(table)
+    write(folder / "rows.parquet", lambda partial: partial.write_bytes(content))
     versions = {name: _version(name) for name in VERSIONS}
     complete = {
         **metadata,
         "complete": True,
         "rows": table.num_rows,
-        "rows_sha256": _hash(path.read_bytes()),
-        "content_hash": content_hash(table.to_pylist()),
+        "rows_sha256": _hash(content),
+        "content_hash": hash_of_rows,
         "versions": {**versions, "python": platform.python_version()},
         "platform": platform.platform(terse=True),
     }
     complete["metadata_sha256"] = _metadata_hash(complete)
     _write_json(folder / "run.json", complete)
-    shutil.rmtree(folder / "parts", ignore_errors=True)
+    _remove_parts(folder)
+
+
+def _to_parquet(table: "pa.Table") -> bytes:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    buffer = pa.BufferOutputStream()
+    pq.write_table(table, buffer)
+    return buffer.getvalue().to_pybytes()
+
+
+def _remove_parts(folder: Path) -> None:
+    if (folder / "parts").is_dir():
+        shutil.rmtree(folder / "parts", ignore_errors=True)
 
 
 def _version(name: str) -> str:
@@ -364,7 +406,7 @@ def _write_json(path: Path, content: dict[str, Any]) -> None:
 
 def _config_hash(metadata: dict[str, Any]) -> str:
     """What tells configurations apart: all settings, and the versions that numbers depend on."""
-    settings = {key: metadata[key] for key in _KINDS}
+    settings = {key: metadata[key] for key in _SETTINGS}
     return _hash(json.dumps(settings, sort_keys=True).encode())
 
 

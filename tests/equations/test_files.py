@@ -2,8 +2,7 @@
 
 import json
 import resource
-import subprocess
-import sys
+from functools import partial
 
 import pytest
 import torch
@@ -65,6 +64,18 @@ def test_files_that_hold_no_equations_are_refused(tmp_path):
     )
 
 
+def test_equations_that_are_stacked_on_themselves_can_be_saved(tmp_path):
+    twice = tacit.stack([EQUATIONS, EQUATIONS])
+    twice.save(tmp_path / "twice")
+    assert tacit.fit(tacit.Equations.load(tmp_path / "twice")) == tacit.fit(twice)
+
+
+@pytest.mark.parametrize("path", [None, 3, b"bytes"])
+def test_what_is_no_path_is_refused(path):
+    for call in (EQUATIONS.save, tacit.Equations.load):
+        assert_refused(partial(call, path), ["path is"], "pass the path of a file")
+
+
 def test_a_failed_save_leaves_nothing_behind(tmp_path):
     with pytest.raises(InputError, match=r"nowhere.* cannot be written to .*folder that exists"):
         EQUATIONS.save(tmp_path / "nowhere" / "equations")
@@ -100,7 +111,7 @@ MADE_UP = {
     # path of the value, its new value, and what the error names
     "no targets": (["targets"], 0, "no columns, targets"),
     "targets that are no number": (["targets"], "1", "targets of the head is '1'"),
-    "many targets": (["targets"], 10**9, "GiB of memory"),
+    "many targets": (["targets"], 10**9, "a matrix of (2, 2)"),
     "a boolean": (["targets"], True, "targets of the head is 'True'"),
     "a half target": (["targets"], 1.5, "targets of the head is '1.5'"),
     "no names": (["names"], [], "no columns"),
@@ -118,25 +129,33 @@ MADE_UP = {
     "a floor that is no number": (["blocks", 0, "floor"], float("nan"), "floor of number 0"),
     "an infinite floor": (["blocks", 0, "floor"], float("inf"), "floor of number 0"),
     "a floor past float64": (["blocks", 0, "floor"], 10**400, "floor of number 0"),
+    "a floor past its square": (["blocks", 0, "floor"], 1e200, "floor of number 0"),
+    "a negative floor": (["blocks", 0, "floor"], -1.0, "a negative floor"),
     "a column that is missing": (["blocks", 0, "columns"], [1], "repeated or missing"),
     "a negative column": (["blocks", 0, "columns"], [-1], "columns of number 0"),
     "no columns": (["blocks", 0, "columns"], [], "a matrix of (2, 2)"),
     "a source that is missing": (["blocks", 0, "source"], 1, "of source 1"),
-    "an unknown part": (["blocks", 0, "colour"], 1, "unknown parts: colour"),
+    "an unknown part": (["blocks", 0, "colour"], 1, "unknown parts: 'colour'"),
     "the factor in the head": (["blocks", 0, "factor"], [[1.0]], "factor of number 0"),
     "sources by name": (["sources"], {"first": 1}, "sources of the head"),
     "no sources": (["sources"], [], "no columns, targets, sources"),
     "an unknown mode": (["sources", 0, "mode"], "sideways", "'sideways'"),
+    "a norm past its square": (["sources", 0, "gradient_norm"], 1e200, "gradient_norm of number"),
+    "a negative norm": (["sources", 0, "gradient_norm"], -1, "gradient_norm of a source is neg"),
     "a strength that is no number": (["sources", 0, "known"], {"l2": "1"}, "'l2' of known"),
     "a switch that is no boolean": (["sources", 0, "epoch"], "yes", "epoch of number 0"),
     "a layer that is a number": (["sources", 0, "layer"], 3, "layer of number 0"),
     "unreached by letters": (["sources", 0, "unreached"], "abc", "unreached of number 0"),
     "an unknown kind": (["families", 0, "kind"], "cubic", "'cubic'"),
     "a family of no columns": (["families", 0, "size"], 0, "do not have 1 columns"),
-    "a family without a name": (["families", 0], {"size": 1}, "missing or unknown parts: kind"),
+    "a family of no columns beside others": (
+        ["families"], [{"name": n, "kind": n, "size": k} for k, n in enumerate(("l1", "l2"))],
+        "a family of 0 columns",
+    ),
+    "a family without a name": (["families", 0], {"size": 1}, "unknown parts: 'kind, name'"),
     "no other families": (["other_families"], [], "repeated or missing"),
     "an alternative of few columns": (["alternatives", 0, "columns"], [0], "a matrix of"),
-    "something more": (["extra"], 1, "unknown parts: extra"),
+    "something more": (["extra"], 1, "unknown parts: 'extra'"),
 }  # fmt: skip
 
 
@@ -161,8 +180,11 @@ def test_a_made_up_head_is_refused(tmp_path, name):
         ("[]", None, "the head is '[]'"),
         ("{}", None, "blocks is 'None'"),
         ("1" * 5000, None, "digits"),
+        ('{"targets": 1, "targets": 1}', None, "a key twice"),
+        ('{"blocks": ' + "[" * 900 + "]" * 900 + "}", None, "number 0 of blocks"),
         (None, [], "4 blocks and 0 matrices"),
         (None, ["float32"], "not in float64"),
+        (None, [(), (2, 2)], "a matrix of ()"),
         (None, [(2,), (2, 2)], "a matrix of (2,)"),
         (None, [(5, 2), (2, 2)], "a matrix of (5, 2)"),
         (None, [(0, 3), (2, 2)], "a matrix of (0, 3)"),
@@ -195,7 +217,7 @@ def test_names_and_formats_of_other_files_are_refused(tmp_path):
         "unnumbered": ({"a": tensors["0"]}, metadata, "not numbered"),
         "checksum": (tensors, metadata, "checksum is wrong"),
         "more metadata": (tensors, metadata | {"note": "x"}, "format, head, note, sha256"),
-        "no head": (tensors, {"format": files.FORMAT}, "its metadata are format"),
+        "no head": (tensors, {"format": files.FORMAT}, "its metadata are 'format'"),
     }.items():
         save_file(change[0], tmp_path / name, metadata=change[1])
         assert_refused(
@@ -228,18 +250,15 @@ def test_more_blocks_than_a_file_can_list_are_refused_when_saved(tmp_path, monke
 
 def test_a_disk_without_space_is_named_and_keeps_the_earlier_file(tmp_path):
     """A limit on the size of files acts as a full disk does."""
-    EQUATIONS.save(tmp_path / "equations")
-    before = (tmp_path / "equations").read_bytes()
-    code = (
-        "import resource, signal, sys, tacit\n"
-        "equations = tacit.Equations.load(sys.argv[1])\n"
-        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))\n"
-        "try: equations.save(sys.argv[1])\n"
-        "except tacit.InputError as error: print(error)\n"
-    )
-    path = str(tmp_path / "equations")
-    run = subprocess.run([sys.executable, "-c", code, path], capture_output=True, text=True)
-    assert f"{path} cannot be written to (File too large)" in run.stdout, run.stderr
+    path = tmp_path / "equations"
+    EQUATIONS.save(path)
+    before, limits = path.read_bytes(), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
+    try:
+        with pytest.raises(InputError) as error:
+            EQUATIONS.save(path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert f"{path} cannot be written to (File too large)" in str(error.value)
     assert [p.name for p in tmp_path.iterdir()] == ["equations"]
-    assert (tmp_path / "equations").read_bytes() == before
+    assert path.read_bytes() == before

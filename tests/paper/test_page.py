@@ -1,7 +1,9 @@
 """The page shows what is stored, and nothing of it is taken for HTML."""
 
 import json
+import os
 from html.parser import HTMLParser
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -72,6 +74,15 @@ def test_errors_are_shown_as_they_are(hostile, tmp_path):
     parsed = Tags(page.write_page(hostile).read_text())
     assert "script" not in {tag for tag, _ in parsed.tags}
     assert "<script>alert(1)</rows.parquet is damaged" in parsed.text
+
+
+def test_rows_that_a_figure_does_not_know_are_named_on_the_page(hostile, monkeypatch):
+    monkeypatch.setattr(page.find_experiment(""), "check", lambda rows: rows.no_such_column)
+    folder = Path(os.fsdecode(os.fsencode(hostile) + b"\xff"))
+    hostile.rename(folder)
+    text = Tags(page.write_page(folder).read_text()).text
+    assert "are not those of the figure ('DataFrame' object has no attribute" in text
+    assert r"results\udcff" in text
 
 
 @pytest.mark.parametrize(

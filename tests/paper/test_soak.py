@@ -123,7 +123,7 @@ KILL = """
 import sys
 from pathlib import Path
 sys.path.insert(0, "tests")
-import pandas, pyarrow.parquet, tacit.objective  # imported once, and not in every child
+import pandas, pyarrow.parquet  # imported once, and not in every child
 from matplotlib.backends import backend_agg, backend_pdf, backend_svg
 from support.damage import kill_often, run_together
 kill_often(Path(sys.argv[1]), int(sys.argv[2]))

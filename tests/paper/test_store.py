@@ -217,7 +217,7 @@ def test_metadata_without_the_hash_of_the_rows_is_damaged(tmp_path):
     metadata = json.loads((tmp_path / "run.json").read_text())
     del metadata["rows_sha256"]
     (tmp_path / "run.json").write_text(json.dumps(metadata))
-    with pytest.raises(tacit.InputError, match="rows_sha256 missing"):
+    with pytest.raises(tacit.InputError, match="not that of its content"):
         run(tmp_path, toy_experiment())
     assert list(store.finished_folders(tmp_path)) == []
 
@@ -228,15 +228,16 @@ def edit_metadata(folder, **changes):
 
 
 MADE_UP = {
-    "deep nesting": ({"config": "[" * 50_000}, "recursion"),
+    "deep nesting": ({"config": "[" * 50_000}, "nested too deeply"),
     "nesting that can be read": ({"config": {"a": "[" * 100 + "]" * 100}}, "nested too deeply"),
     "a hash that is a path": ({"config_hash": "a/../../b"}, "not those of its config_hash"),
     "other settings": ({"config": {"pieces": 5, "factor": 1.0}}, "not those of its config_hash"),
     "another version": ({"versions": {"torch": "9"}}, "not that of its content"),
-    "a number of rows that is none": ({"rows": True}, "rows missing or wrong"),
-    "something more": ({"extra": 1}, "extra missing or wrong"),
-    "a preset that is no text": ({"preset": 3}, "preset missing or wrong"),
-    "no object": ([], "not an object"),
+    "a number of rows that is none": ({"rows": True}, "rows of run.json is 'True'"),
+    "something more": ({"extra": 1}, "unknown parts: 'extra'"),
+    "a preset that is no text": ({"preset": 3}, "preset of run.json is '3'"),
+    "half a character": ({"preset": "\ud800"}, "preset of run.json"),
+    "no object": ([], r"run.json is '\[\]'"),
     "a megabyte": ({"note": "x" * 2**20}, "more than 1048576 bytes"),
 }
 
@@ -254,6 +255,52 @@ def test_made_up_metadata_are_refused(tmp_path, name):
     with pytest.raises(tacit.InputError, match=rf"run.json is damaged.*{words}.*--force"):
         run(tmp_path, toy_experiment())
     assert list(store.finished_folders(tmp_path)) == []
+
+
+def test_a_key_that_is_there_twice_is_refused(tmp_path):
+    run(tmp_path, toy_experiment())
+    text = (tmp_path / "run.json").read_text()
+    (tmp_path / "run.json").write_text(text.replace("{", '{"preset": "paper",', 1))
+    with pytest.raises(tacit.InputError, match="a key twice"):
+        store.read_result(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["run.json", "rows.parquet", "parts/00000.parquet"])
+@pytest.mark.parametrize("kind", ["pipe", "endless"])
+def test_what_is_no_file_is_neither_read_nor_written(tmp_path, name, kind):
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path, toy_experiment(fail_at="piece 2"))
+    (tmp_path / name).unlink(missing_ok=True)
+    if kind == "pipe":
+        os.mkfifo(tmp_path / name)
+    else:
+        (tmp_path / name).symlink_to("/dev/zero")
+    with pytest.raises(tacit.InputError, match=rf"{name} .*it is not a file"):
+        run(tmp_path, toy_experiment())
+
+
+def test_texts_that_would_fill_the_memory_are_refused(tmp_path, monkeypatch):
+    """A text of a column is stored once, and is in memory once per row."""
+    import pyarrow as pa
+
+    content = store._to_parquet(pa.table({"text": ["x" * 1000] * 5000}))
+    assert len(content) < 5000
+    monkeypatch.setattr(store, "MAX_BYTES", 10**6)
+    with pytest.raises(ValueError, match="more than 1000000 bytes of memory"):
+        store._read_table(content)
+
+
+def test_parts_that_do_not_fit_together_are_reported(tmp_path):
+    for index, value in enumerate(("text", 1.0)):
+        store._write_part(tmp_path, index, [{"unit": f"piece {index}", "value": value}], "0")
+    tables = list(store._read_parts(tmp_path, "0").values())
+    with pytest.raises(tacit.InputError, match=r"parts is damaged.*incompatible types.*--force"):
+        store._join_parts(tmp_path, tables, {})
+
+
+def test_a_folder_may_have_a_name_that_is_no_text(tmp_path):
+    folder = Path(os.fsdecode(os.fsencode(tmp_path / "name") + b"\xff"))
+    assert len(run(folder, toy_experiment()).rows) == 8
 
 
 def test_a_note_by_hand_is_kept(tmp_path):

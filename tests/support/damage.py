@@ -3,6 +3,7 @@
 import os
 import signal
 import time
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from random import Random
@@ -33,7 +34,7 @@ def edit_randomly(content, random):
 
 @dataclass(frozen=True)
 class Config:
-    units: int = 40
+    units: int = 20
 
 
 def make_rows(unit):
@@ -58,9 +59,15 @@ SWEEP = SimpleNamespace(
 )
 
 
+def use_sweep():
+    """Have the commands of this process run the sweep, without torch: importing it is slow."""
+    commands.find_experiment = plots.find_experiment = lambda name: SWEEP
+    commands._progress_bar = lambda label: nullcontext(lambda done, total: None)
+
+
 def kill_often(out, kills, seed=0):
     """Run a sweep in `out/whole`; and in `out/killed`, killed many times at random moments."""
-    commands.find_experiment = plots.find_experiment = lambda name: SWEEP
+    use_sweep()
     started = time.monotonic()
     run_and_kill(out / "whole", 600)
     duration, random, killed, folder = time.monotonic() - started, Random(seed), 0, out / "killed"
@@ -73,7 +80,7 @@ def kill_often(out, kills, seed=0):
 
 def run_together(folder, count):
     """Run the sweep in several processes at once, in one folder; every third starts it again."""
-    commands.find_experiment = plots.find_experiment = lambda name: SWEEP
+    use_sweep()
     children = [start(folder, force=i % 3 == 2) for i in range(count)]
     assert [os.waitpid(child, 0)[1] for child in children] == [0] * count
 

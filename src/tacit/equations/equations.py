@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any, get_args
 import torch
 from torch import Tensor
 
-from tacit.equations.files import check_plain, read_file, write_file
+from tacit.equations.files import read_file, write_file
 from tacit.errors import InputError, check_type
+from tacit.plain import check_plain
 from tacit.regularizers.family import FamilyKind
 
 if TYPE_CHECKING:
@@ -236,12 +237,13 @@ class Equations:
         try:
             header, factors = read_file(path)
             equations = _from_header(header, factors)
-            _check_system(equations)
+            _check_columns(equations)
+            _check_blocks(equations)
             _check_means(equations)
             _check_alternatives(equations)
         except InputError:
             raise
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise InputError(f"{path} is damaged: {error}. Write the equations again.") from error
         return equations
 
@@ -274,10 +276,10 @@ def _from_header(header: dict[str, Any], factors: list[Tensor]) -> Equations:
     return Equations(**vars(check_plain(_Header, {**header, **whole}, "the head")))
 
 
-def _check_system(equations: Equations) -> None:
-    """Refuse what no writer writes: a ValueError says what does not fit together."""
-    names, targets, sources = equations.names, equations.targets, equations.sources
-    if not (names and targets and sources and equations.blocks):
+def _check_columns(equations: Equations) -> None:
+    """Refuse columns that no writer writes: a ValueError says what does not fit together."""
+    names = equations.names
+    if not (names and equations.targets and equations.sources and equations.blocks):
         raise ValueError("it has no columns, targets, sources or blocks")
     if len({*names}) != len(names) or not all(names):
         raise ValueError("columns have the same name, or none")
@@ -285,16 +287,20 @@ def _check_system(equations: Equations) -> None:
         raise ValueError(f"its families do not have {len(names)} columns")
     for family in equations.families:
         _check_family(family)
-    for source in sources:
-        if source.mode not in ("endpoint", "difference", "trajectory"):
-            raise ValueError(f"mode of a source is {source.mode[:40]!r}")
+    for source in equations.sources:
+        _check_source(source)
+
+
+def _check_blocks(equations: Equations) -> None:
+    """Refuse blocks that do not fit together, or whose joint factor needs too much memory."""
     blocks = (*equations.blocks, *equations.means)
-    width, stored = len(names) + targets, sum(block.factor.numel() for block in blocks)
+    for block in blocks:
+        _check_block(block, len(equations.names), equations.targets, len(equations.sources))
+    width = len(equations.names) + equations.targets
+    stored = sum(block.factor.numel() for block in blocks)
     joined = width * (width + sum(len(block.factor) for block in blocks))
     if joined > max(MAX_NUMBERS, 100 * stored):
         raise ValueError(f"{stored} numbers would need {joined / 2**27:.3g} GiB of memory")
-    for block in blocks:
-        _check_block(block, len(names), targets, len(sources))
 
 
 def _check_means(equations: Equations) -> None:
@@ -320,8 +326,16 @@ def _check_alternatives(equations: Equations) -> None:
 def _check_family(family: Family) -> None:
     triangle = math.isqrt(2 * family.size)
     whole = family.kind != "symmetric" or triangle * (triangle + 1) == 2 * family.size
-    if family.kind not in get_args(FamilyKind) or not whole:
+    if family.kind not in get_args(FamilyKind) or not family.size or not whole:
         raise ValueError(f"a family of {family.size} columns is {family.kind[:40]!r}")
+
+
+def _check_source(source: Source) -> None:
+    if source.mode not in ("endpoint", "difference", "trajectory"):
+        raise ValueError(f"mode of a source is {source.mode[:40]!r}")
+    norms = {k: v for k, v in vars(source).items() if isinstance(v, float) and k != "loss_value"}
+    if negative := [k for k, v in norms.items() if v < 0]:
+        raise ValueError(f"{', '.join(negative)} of a source is negative")
 
 
 def _check_block(block: Block, columns: int, targets: int, sources: int) -> None:
@@ -333,8 +347,8 @@ def _check_block(block: Block, columns: int, targets: int, sources: int) -> None
         raise ValueError(f"{where} has {block.rows} rows, {width} columns and a matrix of {shape}")
     if block.source >= sources:
         raise ValueError(f"{where} is of source {block.source}, and there are {sources}")
-    if not torch.isfinite(block.factor).all():
-        raise ValueError(f"{where} has numbers that are not finite")
+    if block.floor < 0 or not torch.isfinite(block.factor).all():
+        raise ValueError(f"{where} has a negative floor, or numbers that are not finite")
 
 
 def stack(equations: Iterable[Equations]) -> Equations:

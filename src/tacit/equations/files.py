@@ -8,23 +8,17 @@ read into, and a small file never needs much memory.
 import hashlib
 import json
 import os
-import re
-import sys
-import types
 from collections.abc import Sequence
-from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Any
 
 from torch import Tensor
 
 from tacit.atomic import write_atomically
-from tacit.errors import InputError
+from tacit.errors import InputError, check_type
+from tacit.plain import check_plain, parse_json
 
 FORMAT = "tacit equations 3"
-MAX_COUNT = 2**53
-"""Counts are at most this: up to here float64 holds every whole number."""
-MAX_FLOAT = sys.float_info.max
 MAX_LIST = 95_000_000
 """Bytes of the head and the list of matrices: safetensors reads no file with more than 100 MB."""
 
@@ -33,13 +27,15 @@ def write_file(path: str | os.PathLike[str], header: dict[str, Any], factors: li
     """Write plain values and factors to a file."""
     from safetensors.torch import save
 
+    check_type("path", path, (str, os.PathLike), "the path of a file")
     head = json.dumps(header)
     if len(json.dumps(head)) + 100 * len(factors) > MAX_LIST:
         raise InputError(
             f"{path} would hold {len(factors):,} blocks, more than one file can list. Save fewer "
             "steps or endpoints in each file, and stack them after loading."
         )
-    tensors = {str(i): factor.contiguous() for i, factor in enumerate(factors)}
+    # clones, because safetensors refuses what shares memory, as equations stacked on themselves do
+    tensors = {str(i): factor.clone().contiguous() for i, factor in enumerate(factors)}
     metadata = {"format": FORMAT, "head": head, "sha256": _checksum(head, factors)}
     content = save(tensors, metadata=metadata)
     remedy = "Pass the path of a file, in a folder that exists and has space."
@@ -53,19 +49,17 @@ def read_file(path: str | os.PathLike[str]) -> tuple[dict[str, Any], list[Tensor
     """
     metadata, factors = _open_file(path)
     if sorted(metadata) != ["format", "head", "sha256"]:
-        raise ValueError(f"its metadata are {', '.join(sorted(metadata))}")
+        raise ValueError(f"its metadata are {', '.join(sorted(metadata))[:80]!r}")
     if _checksum(metadata["head"], factors) != metadata["sha256"]:
         raise ValueError("its checksum is wrong")
-    try:
-        return check_plain(dict[str, Any], json.loads(metadata["head"]), "the head"), factors
-    except RecursionError as error:
-        raise ValueError("its head is nested too deeply") from error
+    return check_plain(dict[str, Any], parse_json(metadata["head"]), "the head"), factors
 
 
 def _open_file(path: str | os.PathLike[str]) -> tuple[dict[str, str], list[Tensor]]:
     """The metadata and the matrices of a file of this format."""
     from safetensors import SafetensorError, safe_open
 
+    check_type("path", path, (str, os.PathLike), "the path of a file")
     try:
         if not Path(path).is_file():
             raise OSError("it is not a file")
@@ -74,7 +68,8 @@ def _open_file(path: str | os.PathLike[str]) -> tuple[dict[str, str], list[Tenso
             if metadata.get("format") != FORMAT:
                 raise InputError(
                     f"{path} was not written by Equations.save of this version: its format is "
-                    f"{metadata.get('format')!r}, not {FORMAT!r}. Write the equations again."
+                    f"{metadata.get('format', '')[:40]!r}, not {FORMAT!r}. "
+                    "Write the equations again."
                 )
             if {*keys} != {*map(str, range(len(keys)))}:
                 raise ValueError("its matrices are not numbered")
@@ -85,48 +80,6 @@ def _open_file(path: str | os.PathLike[str]) -> tuple[dict[str, str], list[Tenso
         raise InputError(
             f"{path} holds no equations: {error}. Pass a file that Equations.save wrote."
         ) from error
-
-
-def check_plain(kind: Any, value: Any, where: str) -> Any:
-    """A value from JSON as this type; a ValueError says where it is something else.
-
-    Whole numbers are counts, 0 to `MAX_COUNT`, and other numbers are finite. Lists become tuples,
-    and objects become dataclasses: every field without a default, and no other.
-    """
-    container, parts = get_origin(kind), get_args(kind)
-    if container in (Union, types.UnionType):  # of one type with None
-        return None if value is None else check_plain(parts[0], value, where)
-    if container is dict and isinstance(value, dict):
-        return {k: check_plain(parts[1], v, f"{k!r} of {where}") for k, v in value.items()}
-    if container is tuple and isinstance(value, list):
-        return tuple(
-            check_plain(parts[0], v, f"number {i} of {where}") for i, v in enumerate(value)
-        )
-    if is_dataclass(kind) and isinstance(value, dict):
-        return _check_fields(kind, value, where)
-    if container is not None or not _is_plain(kind, value):
-        raise ValueError(f"{where} is {str(value)[:40]!r}")
-    return value
-
-
-def _check_fields(kind: Any, value: dict[str, Any], where: str) -> Any:
-    """A dataclass from the values of its fields."""
-    kinds = get_type_hints(kind)
-    required = {f.name for f in fields(kind) if f.default is f.default_factory is MISSING}
-    if wrong := ({*value} - {*kinds}) | (required - {*value}):
-        raise ValueError(f"{where} has missing or unknown parts: {', '.join(sorted(wrong))[:80]}")
-    return kind(**{k: check_plain(kinds[k], v, f"{k} of {where}") for k, v in value.items()})
-
-
-def _is_plain(kind: Any, value: Any) -> bool:
-    """Whether a value without parts is of this type."""
-    if kind is int:
-        return type(value) is int and 0 <= value <= MAX_COUNT
-    if kind is float:
-        return type(value) in (int, float) and -MAX_FLOAT <= value <= MAX_FLOAT
-    if kind is str:  # JSON can spell half characters, which cannot be printed
-        return isinstance(value, str) and not re.search("[\ud800-\udfff]", value)
-    return kind is Any or isinstance(value, kind)
 
 
 def _checksum(head: str, factors: Sequence[Tensor]) -> str:
