@@ -44,7 +44,7 @@ MISSPECIFIED = {
     ),
     "padding counted as data": Case(misspecified.padding, 0.01, ProblemKind.OBJECTIVE),
     "batch norm, constant step size": Case(misspecified.normalised, 0.025, UNSETTLED),
-    "a momentum buffer that fills": Case(misspecified.young_momentum, 0.01, UNSETTLED),
+    "the first epochs of Adam": Case(misspecified.young_adam, 0.01, UNSETTLED),
     "clipped gradients": Case(misspecified.clipping, 0.2, ProblemKind.OBJECTIVE),
 }
 CASES = WELL_SPECIFIED | MISSPECIFIED

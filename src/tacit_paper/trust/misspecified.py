@@ -119,10 +119,10 @@ def normalised(seed: int) -> Fit:
     return well_specified.batch_norm(seed, cosine=False)
 
 
-def young_momentum(seed: int) -> Fit:
-    """The first two epochs of SGD with momentum 0.9, whose buffer was empty at first."""
+def young_adam(seed: int) -> Fit:
+    """The first two epochs of Adam, whose mean of squared gradients still changes."""
     data, model = draw_data(seed), tanh_network(seed)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, weight_decay=0.02)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01, weight_decay=0.02)
     averages = train_epochs(model, optimizer, data, seed=seed, epochs=2)
     return fit(averages.equations(Objective(model, F.mse_loss, data), l2()))
 

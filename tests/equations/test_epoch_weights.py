@@ -1,0 +1,106 @@
+"""Every batch of an epoch has the same weight, whatever momentum and schedule are."""
+
+import pytest
+import torch
+from support.models import random_data, tanh_mlp
+from torch import nn
+from torch.nn import functional as F
+
+import tacit
+from tacit import average_epochs
+from tacit.regularizers.weight_decay import adam_metric
+
+BATCHES = 16
+
+
+def averaged_epoch(seed, *, falling):
+    """The fit of one epoch, in which the step size falls to zero or stays as it is."""
+    generator = torch.Generator().manual_seed(seed)
+    X, noise = torch.randn(2, 128, 6, generator=generator, dtype=torch.float64)
+    y = X.sum(1, keepdim=True) + noise[:, :1]
+    model = nn.Linear(6, 1, bias=False).double()
+    normal = X.T @ X / 128 + 0.02 * torch.eye(6).double()
+    model.weight.data = torch.linalg.solve(normal, X.T @ y / 128).T
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, weight_decay=0.04)
+    averages = tacit.average_epochs(model, optimizer)
+    for number, rows in enumerate(torch.randperm(128, generator=generator).split(8)):
+        optimizer.param_groups[0]["lr"] = 0.01 * (1 - number / BATCHES if falling else 1)
+        optimizer.zero_grad()
+        F.mse_loss(model(X[rows]), y[rows]).backward()
+        optimizer.step()
+    averages.end_epoch()
+    objective = tacit.Objective(model, F.mse_loss, (X, y))
+    return tacit.fit(averages.equations(objective, tacit.l2()))
+
+
+@pytest.mark.parametrize("falling", [True, False])
+def test_a_schedule_within_an_epoch_leaves_nothing_unexplained(falling):
+    for seed in range(5):
+        fit = averaged_epoch(seed, falling=falling)
+        assert fit.strengths["l2"] == pytest.approx(0.02, rel=0.15)
+        assert fit.explained > 0.9
+        assert not fit.problems
+
+
+RULES = {
+    "SGD": (torch.optim.SGD, {}),
+    "decay": (torch.optim.SGD, {"weight_decay": 0.3}),
+    "momentum": (torch.optim.SGD, {"momentum": 0.9, "weight_decay": 0.3}),
+    "nesterov": (torch.optim.SGD, {"momentum": 0.9, "nesterov": True}),
+    "nesterov, foreach": (torch.optim.SGD, {"momentum": 0.9, "nesterov": True, "foreach": True}),
+    "dampening": (torch.optim.SGD, {"momentum": 0.8, "dampening": 0.4, "weight_decay": 0.1}),
+    "Adam": (torch.optim.Adam, {"weight_decay": 0.3}),
+    "AdamW": (torch.optim.AdamW, {"weight_decay": 0.3}),
+    "amsgrad": (torch.optim.AdamW, {"weight_decay": 0.3, "amsgrad": True, "betas": (0.8, 0.9)}),
+}
+"""Update rules of torch, with their options."""
+
+
+@pytest.mark.parametrize("epoch", [0, 2])
+@pytest.mark.parametrize("rule", RULES)
+def test_every_batch_of_an_epoch_has_the_same_weight(rule, epoch):
+    """Whatever momentum and schedule are, from the first update on: the target is, by autograd,
+
+    the mean over the updates of gradient plus decay, minus the gradient at the mean point.
+    """
+    make, options = RULES[rule]
+    X, y = random_data(1, count=48)
+    model = tanh_mlp(0)
+    optimizer = make(model.parameters(), lr=1e-5, **options)
+    names = [n for n, _ in model.named_parameters()]
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda t: 1 + t % 6)
+    averages = average_epochs(model, optimizer)
+    for _ in range(epoch + 1):
+        points, forces = [], []
+        for rows in torch.randperm(48).split(8):
+            optimizer.zero_grad()
+            F.mse_loss(model(X[rows]), y[rows]).backward()
+            points.append([p.detach().clone() for p in model.parameters()])
+            gradients = [p.grad.clone() for p in model.parameters()]
+            optimizer.step()
+            schedule.step()
+            decays = [options.get("weight_decay", 0.0)] * len(names)
+            if rule in ("AdamW", "amsgrad"):
+                metric = adam_metric(optimizer, model)
+                decays = [metric[n] * decay for n, decay in zip(names, decays, strict=True)]
+            both = zip(gradients, decays, points[-1], strict=True)
+            forces.append([g + decay * p for g, decay, p in both])
+        averages.end_epoch()
+    objective = tacit.Objective(model, F.mse_loss, (X, y))
+    (point,) = averages.target(objective).points
+    mean = {
+        n: torch.stack(part).mean(0)
+        for n, part in zip(names, zip(*points, strict=True), strict=True)
+    }
+    force = {
+        n: torch.stack(part).mean(0)
+        for n, part in zip(names, zip(*forces, strict=True), strict=True)
+    }
+    gradient = objective.gradient(mean)
+    scale = max(float(f.abs().max()) for f in force.values())
+    # Adam's metric is that of the end of the epoch, and was another one before.
+    tolerance = 1e-6 if make is torch.optim.SGD else (0.03 if epoch else 0.2)
+    for name in names:
+        torch.testing.assert_close(point.params[name], mean[name], rtol=1e-9, atol=1e-12)
+        expected, target = force[name] - gradient[name], point.vectors[0][name]
+        torch.testing.assert_close(target, expected, rtol=0, atol=tolerance * scale)
