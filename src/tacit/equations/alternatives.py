@@ -9,13 +9,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
 from tacit.equations.equations import Block, Equations, triangular_factor
 from tacit.equations.rows import BoundCandidates, Candidates, read_block
 from tacit.objective.params import Params, norm
 from tacit.regularizers.elementwise import l1, l2, smooth_l1
-from tacit.regularizers.family import Columns, join_columns
+from tacit.regularizers.family import join_columns
 from tacit.regularizers.weight_decay import ridge_in_metric
 
 if TYPE_CHECKING:
@@ -45,20 +44,16 @@ def other_families(params: Params, metric: Params) -> Candidates:
 
 
 def write_alternatives(
-    blocks: Sequence[Block], bound: BoundCandidates, others: Candidates, point: "TargetPoint"
+    bound: BoundCandidates, others: Candidates, point: "TargetPoint"
 ) -> list[Block]:
-    """The equations of these blocks with the columns of other families after the candidates'.
+    """The equations of a point with the columns of other families after the candidates'.
 
-    There is one block for matrices, that is, weights, and one for vectors: biases and norms. There
-    is none where the candidates leave no part of the mean target unexplained.
+    There is one block for matrices, that is, weights, and one for vectors: biases and norms.
     """
-    names, targets = bound.columns.names, point.vectors
-    given = Equations(bound.families, names, len(targets), tuple(blocks), ())
-    if not 0 < len(names) <= MOST_COLUMNS or not _lacks(given.factor(), len(names)):
+    targets = point.vectors
+    if len(bound.columns.names) > MOST_COLUMNS:
         return []
     columns = others.bind(point.params, metric=point.metric).columns
-    # Rows at kinks of the other families stay, because the rows must be those of the equations.
-    columns = Columns(columns.names, columns.active, columns.rows)
     wide = replace(bound, columns=join_columns([bound.columns, columns]))
     written = []
     for kind in (WEIGHTS, BIASES):
@@ -68,8 +63,9 @@ def write_alternatives(
     return written
 
 
-def _lacks(factor: Tensor, count: int) -> bool:
-    """Whether the first columns leave a part of the mean of the others unexplained."""
+def leave_unexplained(equations: Equations) -> bool:
+    """Whether the candidates leave a part of the mean target unexplained."""
+    factor, count = equations.factor(), len(equations.names)
     design, target = factor[:, :count], factor[:, count:].mean(1)
     scale = design.norm(dim=0).clamp_min(torch.finfo(design.dtype).tiny)
     rest = target - design @ (torch.linalg.pinv(design / scale, rtol=1e-12) @ target / scale)

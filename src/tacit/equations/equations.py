@@ -363,7 +363,6 @@ def stack(equations: Iterable[Equations]) -> Equations:
     first = parts[0]
     blocks: list[Block] = []
     means: list[Block] = []
-    alternatives: list[Block] = []
     sources: list[Source] = []
     for part in parts:
         if (part.names, part.targets) != (first.names, first.targets):
@@ -379,22 +378,33 @@ def stack(equations: Iterable[Equations]) -> Equations:
                 )
         blocks += [replace(block, source=block.source + len(sources)) for block in part.blocks]
         means += [replace(block, source=block.source + len(sources)) for block in part.means]
-        alternatives += [
-            replace(block, source=block.source + len(sources)) for block in part.alternatives
-        ]
         sources += part.sources
-    complete = all(
-        part.alternatives and part.other_families == first.other_families for part in parts
-    )
+    others, alternatives = _stack_alternatives(parts)
     return replace(
         first,
         blocks=tuple(blocks),
         sources=tuple(sources),
         origin=first.origin if len(parts) == 1 else None,
         means=tuple(means),
-        alternatives=tuple(alternatives) if complete else (),
-        other_families=first.other_families if complete else (),
+        alternatives=alternatives,
+        other_families=others,
     )
+
+
+def _stack_alternatives(
+    parts: Sequence[Equations],
+) -> tuple[tuple[str, ...], tuple[Block, ...]]:
+    """The other families that all parts have, and their equations."""
+    others = [n for n in parts[0].other_families if all(n in p.other_families for p in parts)]
+    blocks, sources = [], 0
+    for part in parts if others else ():
+        names = (*part.names, *part.other_families)
+        position = {names.index(n): i for i, n in enumerate((*part.names, *others))}
+        for block in part.alternatives:
+            selected = block if len(position) == len(names) else _select_block(block, position)
+            blocks.append(replace(selected, source=block.source + sources))
+        sources += len(part.sources)
+    return tuple(others), tuple(blocks)
 
 
 def triangular_factor(rows: Tensor) -> Tensor:

@@ -24,6 +24,8 @@ from tacit.regularizers.weight_decay import (
 FLAT, DIFFERENT = 1e-5, 1e-3
 """Relative differences: sizes of clipped gradients agree to FLAT, and other sizes of them do not to
 DIFFERENT."""
+FEW_TIES = 0.95
+"""Part of the sizes that are not cut off which must differ from each other."""
 MOST_UPDATES, MOST_ENTRIES = 2000, 1000
 """How many updates, and about how many entries of each gradient, are looked at for clipping."""
 
@@ -304,8 +306,9 @@ def _adam_step(
 class GradientSizes:
     """Sizes of the gradients of the last updates, from which `clipped_part` tells clipping.
 
-    By update: the norm of every tensor; of the entries their absolute sum, the largest, and how
-    many are as large. They stay on their device, so that no update waits for them.
+    By update: the norm of every tensor; of the entries of matrices their absolute sum, the largest,
+    and how many are as large; and the largest entry of vectors. They stay on their device, so that
+    no update waits for them.
     """
 
     def __init__(self, optimizer: Optimizer):
@@ -319,7 +322,7 @@ class GradientSizes:
         """One row for each of that many updates, the latest last."""
         rows = list(self._rows)[-updates:]
         rows = [row.to(rows[-1]) for row in rows if len(row) == len(rows[-1])]
-        return torch.stack(rows) if rows else torch.zeros(0, 4)
+        return torch.stack(rows) if rows else torch.zeros(0, 5)
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if not _has_closure(args, kwargs):
@@ -338,12 +341,13 @@ class GradientSizes:
             return
         device = gradients[0].device
         norms = torch.stack([torch.linalg.vector_norm(g).to(device) for g in gradients])
-        # Those of biases have few distinct values under some losses (l1_loss, hinge).
         matrices = [g for g in gradients if g.ndim > 1] or gradients
         samples = [g.reshape(-1)[:: 1 + g.numel() // MOST_ENTRIES].to(device) for g in matrices]
         entries = torch.cat(samples).abs_()
         largest = entries.max()
-        facts = torch.stack([entries.sum(), largest, (entries == largest).sum()])
+        vectors = [g.abs().max().to(device) for g in gradients if g.ndim <= 1]
+        in_vectors = torch.stack(vectors).max() if vectors else torch.zeros_like(largest)
+        facts = torch.stack([entries.sum(), largest, (entries == largest).sum(), in_vectors])
         self._rows.append(torch.cat([norms, facts]))
 
 
@@ -355,13 +359,16 @@ def clipped_part(sizes: Tensor, updates: int | None = None) -> float:
     """
     if len(sizes) < 3:
         return 0.0
-    norms, (entry_sum, entry, shared) = sizes[:, :-3].double().cpu(), sizes[:, -3:].double().cpu().T
+    sizes = sizes.double().cpu()
+    norms, (entry_sum, entry, shared, vector_entry) = sizes[:, :-4], sizes[:, -4:].T
     total, largest = norms.norm(dim=1), norms.amax(1)
     equal_norms = (norms >= largest[:, None] * (1 - FLAT)).sum(1)
     clipped = (
         _cut_off(total, entry_sum, torch.full_like(total, 2))
         | _cut_off(largest, entry_sum, equal_norms)
         | _cut_off(entry, total, shared)
+        | _cut_off_once(entry, total)
+        | _cut_off_once(vector_entry, total)
     )
     return float(clipped[-(updates or len(clipped)) :].double().mean())
 
@@ -372,6 +379,17 @@ def _cut_off(size: Tensor, other: Tensor, shared: Tensor) -> Tensor:
     lowest, highest = other[top].aminmax() if top.any() else (other[0], other[0])
     differ = top.sum() >= 3 and highest - lowest > DIFFERENT * highest
     return top & bool(differ and shared[top].median() >= 2)
+
+
+def _cut_off_once(size: Tensor, other: Tensor) -> Tensor:
+    """The same where each has it once: if it is exactly the same, and smaller sizes all differ.
+
+    Under some losses (l1_loss, hinge) gradients of biases have few values: smaller ones repeat too.
+    """
+    top, below = size == size.max(), size[size < size.max()]
+    if top.sum() < 3 or len(below) < 3 or len(below.unique()) < FEW_TIES * len(below):
+        return torch.zeros_like(top)
+    return _cut_off(torch.where(top, size, 0.0), other, torch.full_like(size, 2))
 
 
 def _has_closure(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from tacit.equations.alternatives import other_families, write_alternatives
+from tacit.equations.alternatives import leave_unexplained, other_families, write_alternatives
 from tacit.equations.equations import Block, Equations, PointFacts, Source, stack
 from tacit.equations.near_zero import find_near_zero
 from tacit.equations.rows import (
@@ -187,6 +187,8 @@ def write_equations(
     if point is None:
         raise InputError("the target has no points: pass at least one.")
     equations = stack(parts)
+    if setting.mode == "trajectory" and not leave_unexplained(equations):
+        equations = replace(equations, alternatives=(), other_families=())
     if len(parts) > 1 and not setting.epochs:
         equations = _as_steps(equations)
     only_point = replace(point, vectors=()) if len(parts) == 1 else None
@@ -203,10 +205,7 @@ def _equations_at(
 ) -> Equations:
     """The equations of one point, beside other families where these leave something unexplained."""
     blocks = write_blocks(bound, point.vectors, floors=point.floors)
-    alternatives: list[Block] = []
     near_zero: dict[str, Any] = {}
-    if setting.epochs or setting.mode != "trajectory":
-        alternatives = write_alternatives(blocks, bound, others, point)
     if setting.epochs or setting.mode == "endpoint":
         near_zero = find_near_zero(candidates, blocks, bound, point.vectors, **point.binding)
     source = Source(
@@ -221,15 +220,14 @@ def _equations_at(
         **vars(point.facts),
         **setting.objective.describe(point.params),
     )
-    return Equations(
-        bound.families,
-        bound.columns.names,
-        setting.groups,
-        tuple(blocks),
-        (source,),
-        alternatives=tuple(alternatives),
-        other_families=tuple(r.name for r in others.estimated) if alternatives else (),
-    )
+    names = bound.columns.names
+    equations = Equations(bound.families, names, setting.groups, tuple(blocks), (source,))
+    # Whether the candidates explain a trajectory is known after all of its points.
+    if setting.mode == "trajectory" or leave_unexplained(equations):
+        alternatives = tuple(write_alternatives(bound, others, point))
+        families = tuple(r.name for r in others.estimated) if alternatives else ()
+        return replace(equations, alternatives=alternatives, other_families=families)
+    return equations
 
 
 def _as_steps(equations: Equations) -> Equations:
@@ -244,8 +242,11 @@ def _as_steps(equations: Equations) -> Equations:
         step_size=sum(s.step_size for s in sources) / len(sources),
         unreached=tuple(in_all),
     )
-    blocks = [replace(block, source=0, step=block.source) for block in equations.blocks]
-    return replace(equations, blocks=tuple(blocks), sources=(source,))
+    blocks, alternatives = (
+        tuple(replace(block, source=0, step=block.source) for block in part)
+        for part in (equations.blocks, equations.alternatives)
+    )
+    return replace(equations, blocks=blocks, alternatives=alternatives, sources=(source,))
 
 
 def _means_of(

@@ -6,9 +6,9 @@ trajectories, epochs), steps and layers. Those that need the objective are in `t
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from tacit.errors import InputError
 from tacit.fitting.drift import MIN_STEPS
 from tacit.fitting.solving import RANK, System
 
+Label = TypeVar("Label", bound=Hashable)
 ErrorKind = Literal["sampling", "draws", "training", "steps", "layers"]
 KINDS: dict[str, str] = {
     "sampling": "the choice of examples",
@@ -184,7 +185,7 @@ def layer_errors(equations: Equations) -> ErrorBars | None:
     They measure whether layers agree on one strength. A strength that only one layer determines
     has an infinite variance.
     """
-    parts = _factors_by_label(equations, [block.layer for block in equations.blocks])
+    parts = _stacked_factors(equations, [block.layer for block in equations.blocks])
     return jackknife(parts, equations.names, kind="layers", basis=f"{len(parts)} layers")
 
 
@@ -196,7 +197,7 @@ def source_errors(equations: Equations) -> ErrorBars | None:
     shifted in the same direction by an amount of the order of the step size. `SHARED` allows for
     this shift: however many epochs there are, the variance is at least that part of one epoch's.
     """
-    parts = _factors_by_label(equations, [block.source for block in equations.blocks])
+    parts = _stacked_factors(equations, [block.source for block in equations.blocks])
     modes = {"epoch" if source.epoch else source.mode for source in equations.sources}
     mode = modes.pop() if len(modes) == 1 else ""
     plurals = {"endpoint": "endpoints", "trajectory": "trajectories", "epoch": "epochs"}
@@ -274,9 +275,9 @@ def padded_factors(equations: Equations) -> Tensor:
     return padded
 
 
-def _factors_by_label(equations: Equations, labels: Sequence[str | int]) -> Tensor:
-    """One factor per label, of all its blocks, stacked; labels without equations are left out."""
-    indices: dict[str | int, list[int]] = {}
+def factors_by_label(equations: Equations, labels: Sequence[Label]) -> dict[Label, Tensor]:
+    """One factor [design | mean target] per label, of all its blocks; none without equations."""
+    indices: dict[Label, list[int]] = {}
     for index, (label, block) in enumerate(zip(labels, equations.blocks, strict=True)):
         if block.rows and block.columns:
             indices.setdefault(label, []).append(index)
@@ -284,7 +285,12 @@ def _factors_by_label(equations: Equations, labels: Sequence[str | int]) -> Tens
     empty, most = len(padded), max(map(len, indices.values()))
     padded = torch.cat([padded, torch.zeros_like(padded[:1])])
     blocks = torch.tensor([[*i, *[empty] * (most - len(i))] for i in indices.values()])
-    return torch.linalg.qr(padded[blocks].flatten(1, 2), mode="r").R
+    factors = torch.linalg.qr(padded[blocks].flatten(1, 2), mode="r").R
+    return dict(zip(indices, factors, strict=True))
+
+
+def _stacked_factors(equations: Equations, labels: Sequence[Hashable]) -> Tensor:
+    return torch.stack(list(factors_by_label(equations, labels).values()))
 
 
 def _factors_without_one(parts: Tensor) -> Tensor:
@@ -321,7 +327,7 @@ def strengths_by_step(equations: Equations, source: int) -> Tensor | None:
     if not any(block.rows and block.columns for block in blocks):
         return None
     part = replace(equations, blocks=tuple(blocks))
-    factors = _factors_by_label(part, [block.step for block in blocks])
+    factors = _stacked_factors(part, [block.step for block in blocks])
     strengths, undetermined = _solve_each(factors)
     every_step = len(factors) == len({block.step for block in blocks})
     return strengths if every_step and not undetermined.any() else None

@@ -1,41 +1,43 @@
-"""Whether a residual is more than noise, where it lies, and which candidates would explain it."""
+"""Whether a residual is more than noise and rounding."""
 
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Container, Iterator
 from dataclasses import replace
 from functools import cache
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-from tacit.equations.alternatives import BIASES, WEIGHTS
-from tacit.equations.equations import Equations
-from tacit.fitting.error_bars import SHARED, jackknife
+from tacit.equations.alternatives import WEIGHTS
+from tacit.equations.equations import Block, Equations, triangular_factor
+from tacit.fitting.error_bars import SHARED, factors_by_label, jackknife
 from tacit.fitting.evidence import LACK_OF_FIT, WELL_EXPLAINED, Evidence
-from tacit.fitting.solving import System, between_groups, explained
-from tacit.objective.params import shorten
+from tacit.fitting.solving import System, explained
 
 ROUNDING = 3.0
 """Residuals below this many times the rounding level are rounding."""
 FEWEST_SIGNS, MOST_SIGNS = 8, 12
 """Groups whose signs are changed in all ways: with fewer, no probability is as small as 1 %."""
-HELPS, CLOSES, SAME = 0.5, 0.1, 0.9
-"""Parts of what is unexplained that an alternative may leave to be named at all; of what is left by
-the best one of fewer strengths; and of what is left by one of as many."""
+GROUPS = 8
+"""Groups of successive steps of a trajectory whose strengths are compared."""
+MOST_LAYERS = 48
+"""Layers times candidates up to which each is tried with a strength of its own."""
 
 
 def lacks_fit(e: Evidence) -> bool:
-    """Whether the candidates leave more unexplained than rounding and measured noise can."""
+    """Whether the candidates leave more unexplained than rounding and measured noise can.
+
+    Where no noise was measured, any part that is not rounding counts: at one endpoint, in one
+    epoch, in fewer than 8 steps, for a difference without groups of draws.
+    """
     if e.explained >= WELL_EXPLAINED or e.underdetermined:
         return False
-    if all(source.epoch for source in e.equations.sources):
-        return added_column(e) is not None
-    if any(source.mode == "trajectory" for source in e.equations.sources):
-        return False  # one trajectory does not tell the noise of its steps from what is missing
     if e.residual_ratio * e.target_norm <= ROUNDING * e.equations.floor:
         return False
-    return e.equations.targets == 1 or chance_of_residual(e) < LACK_OF_FIT
+    if e.equations.targets > 1:
+        return chance_of_residual(e) < LACK_OF_FIT
+    return group_of(e.equations) is None or clearest_addition(e) is not None
 
 
 def chance_of_residual(e: Evidence) -> float:
@@ -83,209 +85,112 @@ def _residuals_by_group(e: Evidence) -> Tensor:
     return noise + (targets.mean(1) - design @ e.strengths)[:, None]
 
 
-class Alternative(NamedTuple):
-    """Candidates that are compared with those of a fit: a column, and the blocks it covers."""
+class Addition(NamedTuple):
+    """One more column beside the candidates of a fit."""
 
     text: str
-    columns: tuple[tuple[int, tuple[str, ...]], ...]
+    factors: Tensor
+    """[candidates | column | target] of every group of equations."""
 
 
-def describe_residual(e: Evidence) -> str:
-    """Sentences: where the residual lies, and which candidates would explain it."""
-    return "".join(f" {sentence}" for sentence in (*_places(e), *_explanations(e)))
-
-
-def _places(e: Evidence) -> Iterator[str]:
-    """In which layers the residual lies, and how much of it in biases and norms."""
-    by_layer = _residual_by_layer(e.equations, e.strengths)
-    if len(by_layer) > 1:
-        largest = sorted(by_layer, key=lambda layer: -by_layer[layer])[:3]
-        shown = ", ".join(f"{by_layer[layer]:.0%} in layer {layer}" for layer in largest)
-        yield f"The rest lies {shown}."
-    others = _alternatives(e)
-    if others is None or {block.layer for block in others.blocks} != {WEIGHTS, BIASES}:
-        return
-    strengths = torch.zeros(len(others.names), dtype=torch.float64)
-    strengths[: len(e.strengths)] = e.strengths
-    part = _residual_by_layer(others, strengths)[BIASES]
-    rows = sum(block.rows for block in others.blocks if block.layer == BIASES)
-    rows_part = rows / sum(block.rows for block in others.blocks)
-    yield f"Biases and norms, {rows_part:.0%} of the rows, have {part:.0%} of the rest."
-
-
-def _residual_by_layer(equations: Equations, strengths: Tensor) -> dict[str, float]:
-    """The part of the squared residual in each layer; without the noise of groups of draws."""
-    squares: dict[str, float] = {}
-    for block in equations.blocks:
-        count = len(block.columns)
-        fitted = block.factor[:, :count] @ strengths[list(block.columns)]
-        residual = block.factor[:, count:] - fitted[:, None]
-        square = max(0.0, between_groups(residual, residual))
-        squares[block.layer] = squares.get(block.layer, 0.0) + square
-    total = sum(squares.values())
-    return {layer: square / total if total else 0.0 for layer, square in squares.items()}
-
-
-def _explanations(e: Evidence) -> Iterator[str]:
-    """Which other candidates would explain the rest, if one of a few would."""
-    others = _alternatives(e)
-    if others is None:
-        return
-    if any(source.epoch for source in e.equations.sources):
-        if (added := added_column(e)) is not None:
-            yield f"Beside them, {added} standard errors from zero."
-        return
-    if (best := _best_alternative(e, others)) is not None:
-        text, part = best
-        yield f"{text} would explain {min(part, 1.0):.1%}."
-    else:
-        families = shorten(others.names[len(e.strengths) :])
-        yield f"None of {families}, on all parameters or on weights, would explain much more."
-
-
-def _alternatives(e: Evidence) -> Equations | None:
-    """The equations with the columns of other families; None where there are none."""
-    blocks, names = e.equations.alternatives, (*e.equations.names, *e.equations.other_families)
-    return replace(e.equations, names=names, blocks=blocks) if blocks else None
-
-
-def _best_alternative(e: Evidence, others: Equations) -> tuple[str, float] | None:
-    """The alternative that explains most, and what it explains; None if none helps much.
-
-    One of more strengths is preferred only if it leaves a tenth of what one of fewer leaves, per
-    equation that is left over.
-    """
-    rows, count = e.equations.rows, len(e.strengths)
-    choices = [(choice.text, *_try(others, choice)) for choice in _choices(e, others)]
-    choices = sorted([*choices, *_by_layer(e)], key=lambda choice: choice[1])
-    left, best_text, best_size, best_part = HELPS, "", math.inf, 0.0
-    for text, size, part in choices:
-        rest = (1 - part) / max(rows - size, 1) / ((1 - e.explained) / max(rows - count, 1))
-        if size > best_size and e.equations.targets > 1 and best_part >= WELL_EXPLAINED:
-            break  # noise is left
-        if max(rest, 1e-12) < (CLOSES if size > best_size else SAME) * left:
-            left, best_text, best_size, best_part = max(rest, 1e-12), text, size, part
-    return (best_text, best_part) if best_text else None
-
-
-def _try(others: Equations, alternative: Alternative) -> tuple[int, float]:
-    """The number of strengths of an alternative, and how much it explains."""
-    size = len(alternative.columns)
-    return size, _explained(_factor(others, alternative), size)
-
-
-def _explained(factor: Tensor, size: int) -> float:
-    """How much the first columns of a factor [design | targets] explain of the targets."""
-    design, targets = factor[:, :size], factor[:, size:]
-    return explained(design, System(design).solve(targets), targets)
-
-
-def _by_layer(e: Evidence) -> Iterator[tuple[str, int, float]]:
-    """The candidates with one strength per layer: how many strengths, and how much they explain."""
-    if len(e.equations.layers) < 2 or len(e.equations.sources) > 1:
-        return
-    blocks = e.equations.blocks
-    sizes = [len(block.columns) for block in blocks]
-    squares = [
-        between_groups(block.factor[:, size:], block.factor[:, size:])
-        for block, size in zip(blocks, sizes, strict=True)
-    ]
-    if sum(squares) <= 0:
-        return
-    parts = [_explained(block.factor, size) for block, size in zip(blocks, sizes, strict=True)]
-    part = sum(p * square for p, square in zip(parts, squares, strict=True)) / sum(squares)
-    shown = shorten(e.equations.names, most=3)
-    yield f"{shown} with one strength per layer (layerwise)", sum(sizes), part
-
-
-def _choices(e: Evidence, others: Equations) -> Iterator[Alternative]:
-    """Other scopes and families in place of the candidates, then beside them."""
-    names, count = e.equations.names, len(e.equations.names)
-    shown, both = shorten(names, most=3), (WEIGHTS, BIASES)
-    given = tuple((column, both) for column in range(count))
-    on_weights = tuple((column, (WEIGHTS,)) for column in range(count))
-    yield Alternative(f"{shown} on weights only (scope=tacit.matrices)", on_weights)
-    families = list(enumerate(others.names))[count:]
-    for column, call in families:
-        text = f"{call} in place of {shown}"
-        yield Alternative(text, ((column, both),))
-        yield Alternative(f"{_on_weights(call)} in place of {shown}", ((column, (WEIGHTS,)),))
-    for column, call in families:
-        yield Alternative(f"{call} beside {shown}", (*given, (column, both)))
-        yield Alternative(f"{_on_weights(call)} beside {shown}", (*given, (column, (WEIGHTS,))))
-        text = f"{call} beside {shown}, all on weights only (scope=tacit.matrices)"
-        yield Alternative(text, (*on_weights, (column, (WEIGHTS,))))
-    split = (*on_weights, *((column, (BIASES,)) for column in range(count)))
-    yield Alternative(f"{shown} with separate strengths for weights and for biases", split)
-
-
-def _on_weights(call: str) -> str:
-    """A call with the scope of matrices: `l1(scope=tacit.matrices)`."""
-    return f"{call[:-1]}{'' if call.endswith('()') else ', '}scope=tacit.matrices)"
-
-
-def _factor(others: Equations, alternative: Alternative, source: int | None = None) -> Tensor:
-    """[design | targets] of an alternative, of all sources or of one."""
-    rows = []
-    for block in others.blocks:
-        if source in (None, block.source):
-            design = [
-                block.factor[:, column] * float(block.layer in layers)
-                for column, layers in alternative.columns
-            ]
-            targets = block.factor[:, len(others.names) :]
-            rows.append(torch.cat([torch.stack(design, dim=1), targets], dim=1))
-    return torch.cat(rows)
-
-
-def added_column(e: Evidence) -> str | None:
-    """The column of another scope or family that epochs agree on, most clearly of all, in words.
+def clearest_addition(e: Evidence) -> str | None:
+    """The further column that epochs, or groups of steps, agree on most clearly, in words.
 
     Its strength beside the candidates differs from zero by a t test at 1 %, divided among all
     columns that are tried, with the error bars of epochs; and it explains a part that is not
-    negligible.
+    negligible. Tried are other families and scopes, and a strength of its own for every layer.
     """
     from scipy.special import stdtr
 
-    others, sources = _alternatives(e), len(e.equations.sources)
-    if others is None or sources < 2:
+    group = group_of(e.equations)
+    if group is None:
         return None
-    added = list(_added_columns(e.equations.names, others))
-    best, least = None, LACK_OF_FIT / len(added)
-    for alternative in added:
-        parts = [_factor(others, alternative, source) for source in range(sources)]
-        width = len(alternative.columns) + 1
-        means = [torch.cat([p[:, : width - 1], p[:, width - 1 :].mean(1, True)], 1) for p in parts]
-        factors = torch.stack([_padded(part, width) for part in means])
-        names = [str(i) for i in range(width - 1)]
-        bars = jackknife(factors, names, kind="training", basis="")
+    added = [*_other_families(e, group), *_other_layers(e, group)]
+    best, least = None, LACK_OF_FIT / max(len(added), 1)
+    for text, factors in added:
         whole = factors.flatten(0, 1)
         design, target = whole[:, :-1], whole[:, -1:]
         strengths = System(design).solve(target)
         part = explained(design, strengths, target)
         before = explained(design[:, :-1], System(design[:, :-1]).solve(target), target)
+        names = [str(i) for i in range(design.shape[1])]
+        bars = jackknife(factors, names, kind="training", basis="")
         if bars is None or part - before <= (1 - WELL_EXPLAINED) * part:
             continue
-        variance = float(bars.covariance[-1, -1]) * (1 + SHARED * sources)
-        ratio = abs(float(strengths[-1])) / max(variance, 1e-300) ** 0.5
-        probability = 2 * float(stdtr(bars.freedoms[-1] if bars.freedoms else bars.freedom, -ratio))
+        shared = SHARED * len(factors) if e.equations.sources[0].epoch else 0.0
+        variance = float(bars.covariance[-1, -1]) * (1 + shared)
+        strength = float(strengths[-1])
+        ratio = abs(strength) / max(variance, 1e-300) ** 0.5
+        freedom = bars.freedoms[-1] if bars.freedoms else bars.freedom
+        probability = 2 * float(stdtr(freedom, -ratio))
         if probability < least:
-            least = probability
-            best = f"{alternative.text} has the strength {float(strengths[-1]):.2g}, {ratio:.0f}"
+            clearly = f"{ratio:.0f}" if ratio < 1000 else "over 1000"
+            least, best = probability, text.format(f"{strength:.2g}, {clearly} standard errors")
     return best
 
 
-def _padded(rows: Tensor, width: int) -> Tensor:
-    factor = torch.linalg.qr(rows, mode="r").R
-    return torch.cat([factor, factor.new_zeros(width - len(factor), width)])
+def group_of(equations: Equations) -> Callable[[Block], int] | None:
+    """The group of a block, where noise shows as disagreement: epochs and runs, or steps."""
+    sources = equations.sources
+    if not any(source.mode == "trajectory" for source in sources):
+        return None
+    if len(sources) > 1:
+        return lambda block: block.source
+    (steps,) = (source.steps for source in sources)
+    return (lambda block: block.step * GROUPS // steps) if steps >= GROUPS else None
 
 
-def _added_columns(names: Sequence[str], others: Equations) -> Iterator[Alternative]:
-    """The candidates with one more column, which is the last."""
-    both = (WEIGHTS, BIASES)
-    given = tuple((column, both) for column in range(len(names)))
-    kinds = {block.layer for block in others.blocks}
-    for column, call in list(enumerate(others.names))[len(names) :]:
-        yield Alternative(call, (*given, (column, both)))
-        if BIASES in kinds and WEIGHTS in kinds:
-            yield Alternative(_on_weights(call), (*given, (column, (WEIGHTS,))))
+def _other_families(e: Evidence, group: Callable[[Block], int]) -> Iterator[Addition]:
+    """Families that need only the weights, on all parameters or on weights only."""
+    others, count = alternatives_of(e.equations), len(e.equations.names)
+    if others is None:
+        return
+    parts = factors_by_label(others, [(group(b), b.layer) for b in others.blocks])
+    kinds = {kind for _, kind in parts}
+    for column, call in list(enumerate(others.names))[count:]:
+        scopes = {call: kinds}
+        if len(kinds) > 1:
+            scopes[on_weights(call)] = {WEIGHTS}
+        for text, covered in scopes.items():
+            factors = _add_column(parts, column, covered, count)
+            yield Addition(f"Beside them, {text} has the strength {{}} from zero.", factors)
+
+
+def _other_layers(e: Evidence, group: Callable[[Block], int]) -> Iterator[Addition]:
+    """The candidates, each with a strength of its own in one layer."""
+    names, layers = e.equations.names, e.equations.layers
+    if not 1 < len(layers) * len(names) <= MOST_LAYERS:
+        return
+    parts = factors_by_label(e.equations, [(group(b), b.layer) for b in e.equations.blocks])
+    for layer in layers if len(layers) > 1 else ():
+        for column, name in enumerate(names):
+            text = f"The strength of {name} in layer {layer} differs from that in others by {{}}:"
+            factors = _add_column(parts, column, {layer}, len(names))
+            yield Addition(f"{text} try layerwise.", factors)
+
+
+def _add_column(
+    parts: dict[tuple[int, str], Tensor], column: int, covered: Container[str], count: int
+) -> Tensor:
+    """[candidates | column on the covered parts | target] of every group."""
+    groups: dict[int, list[Tensor]] = {}
+    for (group, part), factor in parts.items():
+        added = factor[:, column, None] * float(part in covered)
+        rows = torch.cat([factor[:, :count], added, factor[:, -1:]], dim=1)
+        groups.setdefault(group, []).append(rows)
+    factors = [triangular_factor(torch.cat(rows)) for rows in groups.values()]
+    height = max(map(len, factors))
+    return torch.stack([F.pad(factor, (0, 0, 0, height - len(factor))) for factor in factors])
+
+
+def alternatives_of(equations: Equations) -> Equations | None:
+    """The equations with the columns of other families; None where there are none."""
+    if not equations.alternatives:
+        return None
+    names = (*equations.names, *equations.other_families)
+    return replace(equations, names=names, blocks=equations.alternatives)
+
+
+def on_weights(call: str) -> str:
+    """A call with the scope of matrices: `l1(scope=tacit.matrices)`."""
+    return f"{call[:-1]}{'' if call.endswith('()') else ', '}scope=tacit.matrices)"

@@ -20,7 +20,8 @@ from tacit.errors import Problem, ProblemKind
 from tacit.fitting import drift, evidence
 from tacit.fitting.error_bars import strengths_by_step
 from tacit.fitting.evidence import Evidence
-from tacit.fitting.lack_of_fit import describe_residual, lacks_fit
+from tacit.fitting.explanations import describe_residual
+from tacit.fitting.lack_of_fit import lacks_fit
 from tacit.objective.params import shorten
 from tacit.regularizers.quadratic import quadratic_matrix
 
@@ -276,8 +277,10 @@ def _unexplained_difference(e: Evidence) -> Iterator[Finding]:
 def _unexplained_trajectory(e: Evidence) -> Iterator[Finding]:
     """Less than {MIN_EXPLAINED:.0%} of the target is explained along a trajectory.
 
-    Or two or more epochs agree, by a test at {LACK_OF_FIT:.0%}, on a strength of another scope or
-    family that explains more than 1% beside the candidates.
+    Or less than {WELL_EXPLAINED:.0%}, and epochs, or groups of steps, agree on another strength by a
+    test at {LACK_OF_FIT:.0%}: one of another scope or family, or of one layer, that explains more
+    than 1% beside the candidates. Where nothing measures noise (one epoch, fewer than 8 steps), less
+    than {WELL_EXPLAINED:.0%} is enough.
     """
     return _unexplained(e, "trajectory")
 

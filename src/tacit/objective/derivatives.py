@@ -19,6 +19,8 @@ from torch.utils._pytree import tree_map_only
 from tacit.errors import InputError
 from tacit.objective.params import Params, layer_of, norm, same_buffers
 
+DIRECTIONS = 4
+"""Directions along which a gradient is compared: along one, an error may be small by chance."""
 STEP = 1e-6
 """Step of finite differences in float64, as a part of the weights' size."""
 TOLERANCE = 0.01
@@ -118,8 +120,8 @@ def wrong_gradient(
 ) -> tuple[str, ...]:
     """The layers in which autograd's gradient of a function is not its finite difference.
 
-    Everything is computed in float64, in any precision of the parameters, along one random
-    direction; where that disagrees, in each layer by itself. Nothing is reported where differences
+    Everything is computed in float64, in any precision of the parameters, along a few random
+    directions; where one disagrees, in each layer by itself. Nothing is reported where differences
     cannot tell: at a kink or a jump, or where the function does not run in float64.
 
     Args:
@@ -149,7 +151,7 @@ def wrong_gradient(
         wrong = [k for k in layers if disagrees([n for n in scope if layer_of(n) == k])]
         return tuple(wrong or layers)
 
-    return _in_double(compare, params)
+    return _in_double(compare, params, DIRECTIONS)
 
 
 def wrong_product(
@@ -178,16 +180,17 @@ def wrong_product(
 
 
 def _in_double(
-    compare: Callable[[Params, Params], tuple[str, ...]], params: Params
+    compare: Callable[[Params, Params], tuple[str, ...]], params: Params, directions: int = 1
 ) -> tuple[str, ...]:
-    """compare(point, direction) in float64, for a random direction; () where that is impossible."""
+    """compare(point, direction) in float64, for random directions; () where that is impossible."""
     entries = sum(p.numel() for p in params.values())
     if entries > MOST_ENTRIES or any(p.device.type == "mps" for p in params.values()):
         return ()  # mps has no float64
     try:
         with InFloat64() as mode, torch.inference_mode(mode=False), torch.enable_grad():
             point = same_buffers({n: p.detach().double() for n, p in params.items()}, params)
-            wrong = compare(point, _random_direction(point))
+            found = (compare(point, _random_direction(point, seed)) for seed in range(directions))
+            wrong = next(filter(None, found), ())
             return () if mode.lowered else wrong
     except (RuntimeError, TypeError, ValueError):  # mixed precision, or an error of the user's own
         return ()
@@ -220,9 +223,9 @@ def _to_double(tensor: Tensor) -> Tensor:
     return tensor.double() if low else tensor
 
 
-def _random_direction(point: Params) -> Params:
+def _random_direction(point: Params, seed: int) -> Params:
     """A Gaussian direction, in each tensor of the size of its weights."""
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(seed)
     overall = norm(point) / math.sqrt(sum(p.numel() for p in point.values())) or 1.0
     direction = {}
     for name, p in point.items():

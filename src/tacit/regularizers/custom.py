@@ -33,7 +33,8 @@ def regularizer(
 
     def value(params: Params) -> Tensor:
         in_scope = select(params, scope, what=f"scope of {name}")
-        penalty = function({n: p if n in in_scope else p.detach() for n, p in params.items()})
+        with derivatives.math_attention():  # it may take derivatives itself
+            penalty = function({n: p if n in in_scope else p.detach() for n, p in params.items()})
         if not isinstance(penalty, Tensor) or penalty.numel() != 1:
             shape = tuple(penalty.shape) if isinstance(penalty, Tensor) else type(penalty).__name__
             raise InputError(

@@ -1,0 +1,164 @@
+"""Where a residual lies, and which other candidates would explain it, in words."""
+
+import math
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from tacit.equations.alternatives import BIASES, WEIGHTS
+from tacit.equations.equations import Equations
+from tacit.fitting.evidence import WELL_EXPLAINED, Evidence
+from tacit.fitting.lack_of_fit import alternatives_of, clearest_addition, group_of, on_weights
+from tacit.fitting.solving import System, between_groups, explained
+from tacit.objective.params import shorten
+
+HELPS, CLOSES, SAME = 0.5, 0.1, 0.9
+"""Parts of what is unexplained that an alternative may leave to be named at all; of what is left by
+the best one of fewer strengths; and of what is left by one of as many."""
+
+
+class Alternative(NamedTuple):
+    """Candidates that are compared with those of a fit: a column, and the blocks it covers."""
+
+    text: str
+    columns: tuple[tuple[int, tuple[str, ...]], ...]
+
+
+def describe_residual(e: Evidence) -> str:
+    """Sentences: where the residual lies, and which candidates would explain it."""
+    return "".join(f" {sentence}" for sentence in (*_places(e), *_explanations(e)))
+
+
+def _places(e: Evidence) -> Iterator[str]:
+    """In which layers the residual lies, and how much of it in biases and norms."""
+    by_layer = _residual_by_layer(e.equations, e.strengths)
+    if len(by_layer) > 1:
+        largest = sorted(by_layer, key=lambda layer: -by_layer[layer])[:3]
+        shown = ", ".join(f"{by_layer[layer]:.0%} in layer {layer}" for layer in largest)
+        yield f"The rest lies {shown}."
+    others = alternatives_of(e.equations)
+    if others is None or {block.layer for block in others.blocks} != {WEIGHTS, BIASES}:
+        return
+    strengths = torch.zeros(len(others.names), dtype=torch.float64)
+    strengths[: len(e.strengths)] = e.strengths
+    part = _residual_by_layer(others, strengths)[BIASES]
+    rows = sum(block.rows for block in others.blocks if block.layer == BIASES)
+    rows_part = rows / sum(block.rows for block in others.blocks)
+    yield f"Biases and norms, {rows_part:.0%} of the rows, have {part:.0%} of the rest."
+
+
+def _residual_by_layer(equations: Equations, strengths: Tensor) -> dict[str, float]:
+    """The part of the squared residual in each layer; without the noise of groups of draws."""
+    squares: dict[str, float] = {}
+    for block in equations.blocks:
+        count = len(block.columns)
+        fitted = block.factor[:, :count] @ strengths[list(block.columns)]
+        residual = block.factor[:, count:] - fitted[:, None]
+        square = max(0.0, between_groups(residual, residual))
+        squares[block.layer] = squares.get(block.layer, 0.0) + square
+    total = sum(squares.values())
+    return {layer: square / total if total else 0.0 for layer, square in squares.items()}
+
+
+def _explanations(e: Evidence) -> Iterator[str]:
+    """Which other candidates would explain the rest, if one of a few would."""
+    if group_of(e.equations) is not None:
+        if (addition := clearest_addition(e)) is not None:
+            yield addition
+        return
+    others = alternatives_of(e.equations)
+    if others is None:
+        return
+    if (best := _best_alternative(e, others)) is not None:
+        text, part = best
+        yield f"{text} would explain {min(part, 1.0):.1%}."
+    else:
+        families = shorten(others.names[len(e.strengths) :])
+        yield f"None of {families}, on all parameters or on weights, would explain much more."
+
+
+def _best_alternative(e: Evidence, others: Equations) -> tuple[str, float] | None:
+    """The alternative that explains most, and what it explains; None if none helps much.
+
+    One of more strengths is preferred only if it leaves a tenth of what one of fewer leaves, per
+    equation that is left over.
+    """
+    rows, count = e.equations.rows, len(e.strengths)
+    given = Alternative("", tuple((column, (WEIGHTS, BIASES)) for column in range(count)))
+    unexplained = 1 - _try(others, given)[1]
+    choices = [(choice.text, *_try(others, choice)) for choice in _choices(e, others)]
+    choices = sorted([*choices, *_by_layer(e)], key=lambda choice: choice[1])
+    left, best_text, best_size, best_part = HELPS, "", math.inf, 0.0
+    for text, size, part in choices:
+        rest = (1 - part) / max(rows - size, 1) / (unexplained / max(rows - count, 1))
+        if size > best_size and e.equations.targets > 1 and best_part >= WELL_EXPLAINED:
+            break  # noise is left
+        if max(rest, 1e-12) < (CLOSES if size > best_size else SAME) * left:
+            left, best_text, best_size, best_part = max(rest, 1e-12), text, size, part
+    return (best_text, best_part) if best_text else None
+
+
+def _try(others: Equations, alternative: Alternative) -> tuple[int, float]:
+    """The number of strengths of an alternative, and how much it explains."""
+    size = len(alternative.columns)
+    return size, _explained(_factor(others, alternative), size)
+
+
+def _explained(factor: Tensor, size: int) -> float:
+    """How much the first columns of a factor [design | targets] explain of the targets."""
+    design, targets = factor[:, :size], factor[:, size:]
+    return explained(design, System(design).solve(targets), targets)
+
+
+def _by_layer(e: Evidence) -> Iterator[tuple[str, int, float]]:
+    """The candidates with one strength per layer: how many strengths, and how much they explain."""
+    if len(e.equations.layers) < 2 or len(e.equations.sources) > 1:
+        return
+    blocks = e.equations.blocks
+    sizes = [len(block.columns) for block in blocks]
+    squares = [
+        between_groups(block.factor[:, size:], block.factor[:, size:])
+        for block, size in zip(blocks, sizes, strict=True)
+    ]
+    if sum(squares) <= 0:
+        return
+    parts = [_explained(block.factor, size) for block, size in zip(blocks, sizes, strict=True)]
+    part = sum(p * square for p, square in zip(parts, squares, strict=True)) / sum(squares)
+    shown = shorten(e.equations.names, most=3)
+    yield f"{shown} with one strength per layer (layerwise)", sum(sizes), part
+
+
+def _choices(e: Evidence, others: Equations) -> Iterator[Alternative]:
+    """Other scopes and families in place of the candidates, then beside them."""
+    names, count = e.equations.names, len(e.equations.names)
+    shown, both = shorten(names, most=3), (WEIGHTS, BIASES)
+    given = tuple((column, both) for column in range(count))
+    weights_only = tuple((column, (WEIGHTS,)) for column in range(count))
+    yield Alternative(f"{shown} on weights only (scope=tacit.matrices)", weights_only)
+    families = list(enumerate(others.names))[count:]
+    for column, call in families:
+        text = f"{call} in place of {shown}"
+        yield Alternative(text, ((column, both),))
+        yield Alternative(f"{on_weights(call)} in place of {shown}", ((column, (WEIGHTS,)),))
+    for column, call in families:
+        yield Alternative(f"{call} beside {shown}", (*given, (column, both)))
+        yield Alternative(f"{on_weights(call)} beside {shown}", (*given, (column, (WEIGHTS,))))
+        text = f"{call} beside {shown}, all on weights only (scope=tacit.matrices)"
+        yield Alternative(text, (*weights_only, (column, (WEIGHTS,))))
+    split = (*weights_only, *((column, (BIASES,)) for column in range(count)))
+    yield Alternative(f"{shown} with separate strengths for weights and for biases", split)
+
+
+def _factor(others: Equations, alternative: Alternative) -> Tensor:
+    """[design | targets] of an alternative."""
+    rows = []
+    for block in others.blocks:
+        design = [
+            block.factor[:, column] * float(block.layer in layers)
+            for column, layers in alternative.columns
+        ]
+        targets = block.factor[:, len(others.names) :]
+        rows.append(torch.cat([torch.stack(design, dim=1), targets], dim=1))
+    return torch.cat(rows)
