@@ -472,19 +472,16 @@ def test_a_network_with_batch_norm_has_its_ridge_in_total_and_by_layer(name):
     close = [abs(strength / 0.0025 - 1) < 0.03 for strength in layers]
     assert len(close) == 7
     assert sum(close) >= 0.8 * len(close)
-    assert not [p for p in fit.problems if "norm layers" in p.message.lower()]
     running = tacit.Objective(model, F.cross_entropy, data, batch_norm="running")
     with pytest.raises(tacit.InputError, match="batch_norm='batch'"):
         averages.equations(running, [tacit.l2()])
 
 
 @pytest.mark.slow
-def test_a_constant_step_size_of_normalised_weights_is_named():
+def test_a_constant_step_size_of_normalised_weights_has_their_ridge():
+    """The noise of steps lengthens such weights: 0.0020 for 0.0025 without allowing for it."""
     model, data, averages = digits_run(DIGITS["sgd"], cosine=False, epochs=8)
     objective = tacit.Objective(model, F.cross_entropy, data, batch_norm="batch", batch_size=64)
-    fit = tacit.fit(averages.equations(objective, [tacit.l2()]))
-    assert abs(fit.strengths["l2"] / 0.0025 - 1) > 0.15
-    (problem,) = [p for p in fit.problems if p.message.startswith("Norm layers")]
-    assert problem.kind == tacit.errors.ProblemKind.UNSETTLED
-    assert "rescale the weights of 0, 3, 6" in problem.message
-    assert "schedule" in problem.remedy
+    layers = tacit.fit(averages.equations(objective, [tacit.l2()])).layers
+    for convolution in ("0", "3", "6"):
+        assert layers[convolution].strengths["l2"] == pytest.approx(0.0025, rel=0.01)

@@ -36,7 +36,6 @@ from tacit.objective.params import (
     Point,
     Scope,
     float64_zeros,
-    layer_of,
     norm,
     to_float64,
 )
@@ -47,8 +46,9 @@ from tacit.regularizers.weight_decay import (
     unwrap_optimizer,
 )
 
-SCALE_FREE = 0.01
-"""|cosine| of weights and gradient below which the loss does not depend on the weights' length."""
+SCALE_FREE, SCALE_FREE_AS_ONE = 0.01, 1e-3
+"""|cosine| of weights and gradient below which the loss does not depend on the weights' length: of
+every row of a matrix, or of the matrix as one."""
 FEWEST_UPDATES = 100
 """Clipping in an epoch is judged from at least as many updates, also of epochs before it."""
 MeanColumns = dict[Regularizer, dict[str, Params]]
@@ -71,10 +71,10 @@ class Epoch(NamedTuple):
     """√v̂ + ε of Adam at the end of the epoch; empty for SGD."""
     metric_drift: float
     """Norm of what the change of the metric over the epoch changes in displacement/time."""
+    products: Params
+    """By row of every matrix: the mean of ⟨θ_t, f_t⟩ − ⟨θ̄, f_t⟩ over the forces f_t of updates."""
     batch_norm: BatchNorm | None
     """See `Trajectory.batch_norm`."""
-    step_size: float
-    """The smallest of the epoch, as a part of the largest that is known of the run."""
     updates: int
     sizes: Tensor
     """Of the gradients of these updates, and some before: see `GradientSizes`."""
@@ -95,7 +95,6 @@ class EpochAverages:
         self._model, self._optimizer, self._averaged = model, optimizer, tuple(averaged)
         self._epochs: deque[Epoch] = deque(maxlen=epochs)
         self._momentum, self._sizes = Momentum(model), GradientSizes(optimizer)
-        self._largest_step = 0.0
         self._start_epoch()
         self._hooks = (
             *self._wrapper.hooks,
@@ -115,8 +114,8 @@ class EpochAverages:
         self._start = {n: to_float64(p).clone() for n, p in params.items()}
         self._sums, self._points = float64_zeros(params), 0
         self._forces, self._timed_forces = float64_zeros(params), float64_zeros(params)
+        self._products = {n: _row_products(p, p) for n, p in float64_zeros(params).items()}
         self._momentum.take_carried()  # begins anew
-        self._smallest_step = math.inf
         self._statistics = copy_statistics(self._model)
         self._times = dict.fromkeys(params, 0.0)
         self._metric = adam_metric(self._optimizer, self._model)
@@ -128,10 +127,11 @@ class EpochAverages:
         if was_skipped(optimizer):
             return
         times = flow_times(self._model, optimizer, self._start)
-        for name, force in self._momentum.after_step(optimizer).items():
+        for name, (start, force, _carried) in self._momentum.after_step(optimizer).items():
             if name in self._start:
                 self._forces[name] += force
                 self._timed_forces[name].add_(force, alpha=times[name])
+                self._products[name] += _row_products(start, force)
 
     @torch.no_grad()
     def _add_point(self, optimizer: Optimizer, *_: Any) -> None:
@@ -150,10 +150,6 @@ class EpochAverages:
         if not (self._points or self._epochs):  # weights may have been loaded since
             self._start_epoch()
         self._points += 1
-        self._smallest_step = min(self._smallest_step, _largest(optimizer, "lr"))
-        # Torch's schedules keep the step size that they began with.
-        largest = max(_largest(optimizer, "lr"), _largest(optimizer, "initial_lr"))
-        self._largest_step = max(self._largest_step, largest)
         for name, time in times.items():
             self._times[name] += time
         _add(self._sums, params)
@@ -199,9 +195,12 @@ class EpochAverages:
         used = used_statistics(self._model, self._statistics, statistics)
         if statistics and used != "batch":
             mean = Point(mean, statistics)  # frozen batch norm: the same at all points of the epoch
-        step = self._smallest_step / self._largest_step
+        products = {
+            n: (total - _row_products(mean[n].double(), self._forces[n])) / self._points
+            for n, total in self._products.items()
+        }
         updates, sizes = self._points, self._sizes.last(max(self._points, FEWEST_UPDATES))
-        facts = (metric, drift, used, step, updates, sizes)
+        facts = (metric, drift, products, used, updates, sizes)
         self._epochs.append(Epoch(mean, scaled, time, columns, *facts))
         self._start_epoch()
 
@@ -231,7 +230,7 @@ class EpochAverages:
             ),
         )
         points = [
-            _with_means(self._model, point, epoch)
+            _with_means(_without_lengthening(self._model, point, epoch), epoch)
             for point, epoch in zip(path.points, epochs, strict=True)
         ]
         setting = Setting("trajectory", objective, epochs=True, piece=len(points))
@@ -323,35 +322,49 @@ def _divide(sums: Params, count: int) -> Params:
     return {n: total / count for n, total in sums.items()}
 
 
-def _largest(optimizer: Optimizer, key: str) -> float:
-    return max(float(group.get(key, 0.0)) for group in optimizer.param_groups)
+def _row_products(a: Tensor, b: Tensor) -> Tensor:
+    """⟨a, b⟩ of every row of a matrix (of a filter, in convolutions); zeros for vectors."""
+    return (a * b).flatten(1).sum(1) if a.ndim > 1 else a.new_zeros(1)
 
 
-def _normalised_layers(model: nn.Module, point: TargetPoint, epoch: Epoch) -> dict[str, float]:
-    """The layers whose weights a norm layer rescales, each with the epoch's step size.
+def _without_lengthening(model: nn.Module, point: TargetPoint, epoch: Epoch) -> TargetPoint:
+    """The target without what the noise of the steps adds along weights that a norm layer rescales.
 
-    The loss does not depend on the length of such weights, so that ⟨θ, ∇L⟩ = 0; of an epoch,
-    ∇L = −target − Δθ/time.
+    The loss of every batch is the same for θ and cθ, if a norm layer follows, so that its gradient
+    has ⟨θ_t, g_t⟩ = 0 at every point. At the mean point this is not so: ⟨θ̄, g_t⟩ cancels the
+    penalty's pull, because steps across θ lengthen it as fast as a penalty shortens it. Along θ̄ the
+    target is therefore the mean of ⟨θ_t, f_t⟩ of the forces f_t = g_t + λ∇R, and not of ⟨θ̄, f_t⟩.
+    Rows are rescaled one by one (batch norm), or all by one factor (layer norm).
     """
-    layers: dict[str, float] = {}
     if not any("norm" in type(module).__name__.lower() for module in model.modules()):
-        return layers
-    for name, target in point.vectors[0].items():
+        return point
+    (target,) = point.vectors
+    corrected = dict(target)
+    for name, vector in target.items():
         weights = to_float64(point.params[name])
-        gradient = target + epoch.displacement[name].to(target.device) / epoch.time
-        scale = float(weights.norm() * gradient.norm())
-        if weights.ndim > 1 and abs(float((weights * gradient).sum())) < SCALE_FREE * scale:
-            layers[layer_of(name)] = epoch.step_size
-    return layers
+        gradient = vector + epoch.displacement[name].to(vector.device) / epoch.time
+        products, squares = _row_products(weights, gradient), _row_products(weights, weights)
+        added = epoch.products[name].to(vector.device)
+        size = weights.norm() * gradient.norm()
+        if weights.ndim < 2 or not size:
+            continue
+        by_row = (squares * _row_products(gradient, gradient)).sqrt()
+        if len(added) > 1 and bool((products.abs() <= SCALE_FREE * by_row).all()):
+            shift = added / squares.clamp_min(torch.finfo(squares.dtype).tiny)
+        elif products.sum().abs() <= SCALE_FREE_AS_ONE * size:
+            shift = (added.sum() / squares.sum()).expand(len(added))
+        else:
+            continue
+        corrected[name] = vector + shift.view(-1, *[1] * (weights.ndim - 1)) * weights
+    return replace(point, vectors=[corrected])
 
 
-def _with_means(model: nn.Module, point: TargetPoint, epoch: Epoch) -> TargetPoint:
+def _with_means(point: TargetPoint, epoch: Epoch) -> TargetPoint:
     """An epoch's point with its metric and averaged columns, and what the epoch shows of them."""
     columns, params = epoch.columns, point.params
     facts = replace(
         point.facts,
         unsettled={r.name: _gradient_spread(r, means, params) for r, means in columns.items()},
-        normalised=_normalised_layers(model, point, epoch),
         burn_in=math.hypot(point.facts.burn_in, epoch.metric_drift),
         clipped=clipped_part(epoch.sizes, epoch.updates),
     )

@@ -47,9 +47,6 @@ class PointFacts:
 
     unsettled: dict[str, float] = field(default_factory=dict)
     """By penalty: ‖mean of ∇R over an epoch − ∇R at the mean point‖ / ‖mean of ∇R‖."""
-    normalised: dict[str, float] = field(default_factory=dict)
-    """By layer whose weights a norm layer rescales: the smallest step size of an epoch, as a part
-    of the largest of the run."""
     unreached: tuple[str, ...] = ()
     """Parameters that the loss does not reach (an unused head); they have no equations."""
     burn_in: float = 0.0

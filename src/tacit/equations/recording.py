@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -220,6 +220,17 @@ class MomentumBuffers:
         return missing
 
 
+class Update(NamedTuple):
+    """One update of a parameter by itself, in float64."""
+
+    start: Tensor
+    """The weights that it started from."""
+    force: Tensor
+    """Its gradient with weight decay: g + wθ, or g + (√v̂ + ε) w θ where AdamW decouples it."""
+    carried: Tensor | None = None
+    """What momentum added to the displacement; None without momentum."""
+
+
 class Momentum:
     """What momentum carries from earlier gradients into the steps of torch's SGD, Adam and AdamW.
 
@@ -241,27 +252,25 @@ class Momentum:
         self._before = {p: b.clone() for p, b in buffers if b is not None}
 
     @torch.no_grad()
-    def after_step(self, optimizer: Optimizer) -> Params:
-        """Add what the update carried over; the force of the update by itself, by name.
-
-        That is its gradient with weight decay, (√v̂ + ε) w θ where AdamW decouples it.
-        """
-        names, forces = parameter_names(self._model), {}
+    def after_step(self, optimizer: Optimizer) -> dict[str, Update]:
+        """Add what the update carried over; the update by itself, by name."""
+        names, updates = parameter_names(self._model), {}
         for parameter, group in _members(optimizer):
             name, state = names.get(id(parameter)), optimizer.state.get(parameter, {})
             if name is None or parameter.grad is None:
                 continue  # without a gradient there was no update
-            before, carried = self._before.get(parameter), None
+            end, before = to_float64(parameter), self._before.get(parameter)
             if "exp_avg" in state:
-                forces[name], carried = _adam_step(parameter, group, state, before)
+                update = _adam_update(end, group, state, before)
             elif _momentum(group):
-                forces[name], carried = _sgd_step(group, state["momentum_buffer"], before)
+                update = _momentum_update(end, group, state["momentum_buffer"], before)
             else:
-                forces[name] = _plain_force(parameter, parameter.grad, group)
-            if carried is not None:
-                self._carried[name] = self._carried.get(name, 0.0) + carried
+                update = _plain_update(end, group, parameter.grad)
+            if update.carried is not None:
+                self._carried[name] = self._carried.get(name, 0.0) + update.carried
                 self.largest = max(self.largest, _momentum(group))
-        return forces
+            updates[name] = update
+        return updates
 
     def take_carried(self) -> Params:
         """What was carried over since the last call, by name; empty without momentum."""
@@ -269,38 +278,38 @@ class Momentum:
         return carried
 
 
-def _plain_force(parameter: Tensor, gradient: Tensor, group: dict[str, Any]) -> Tensor:
-    """The force g + wθ of an update θ′ = θ − η(g + wθ) of SGD without momentum, from θ′."""
-    decay = float(group.get("weight_decay") or 0)
+def _plain_update(end: Tensor, group: dict[str, Any], gradient: Tensor) -> Update:
+    """θ′ = θ − η(g + wθ), SGD without momentum."""
+    decay, rate = float(group.get("weight_decay") or 0), float(group["lr"])
     gradient = to_float64(gradient.to_dense())
-    return (gradient + decay * to_float64(parameter)) / (1 - float(group["lr"]) * decay)
+    start = (end + rate * gradient) / (1 - rate * decay)
+    return Update(start, gradient + decay * start)
 
 
-def _sgd_step(
-    group: dict[str, Any], buffer: Tensor, before: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    """The force of an update of SGD with momentum, and what was carried into it."""
-    momentum = _momentum(group)
+def _momentum_update(
+    end: Tensor, group: dict[str, Any], buffer: Tensor, before: Tensor | None
+) -> Update:
+    """SGD with momentum."""
+    momentum, rate = _momentum(group), float(group["lr"])
     force = moved = to_float64(buffer)
     if before is not None:
         force = (force - momentum * to_float64(before)) / (1 - group["dampening"])
     if group.get("nesterov"):
         moved = force + momentum * moved
-    return force, _group_flow_time(group) * force - float(group["lr"]) * moved
+    return Update(end + rate * moved, force, _group_flow_time(group) * force - rate * moved)
 
 
-def _adam_step(
-    parameter: Tensor, group: dict[str, Any], state: dict[str, Any], before: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    """The same of Adam, whose mean of gradients starts from zero, and of AdamW."""
+def _adam_update(
+    end: Tensor, group: dict[str, Any], state: dict[str, Any], before: Tensor | None
+) -> Update:
+    """Adam, whose mean of gradients starts from zero, and AdamW."""
     momentum, rate, mean = _momentum(group), float(group["lr"]), to_float64(state["exp_avg"])
     earlier = 0.0 if before is None else momentum * to_float64(before)
-    gradient = (mean - earlier) / (1 - momentum)
-    moved = mean / (1 - momentum ** float(state["step"]))
-    scale = adam_scale(group, state)
+    gradient, scale = (mean - earlier) / (1 - momentum), adam_scale(group, state)
+    moved = mean / (1 - momentum ** float(state["step"])) / scale
     decay = float(group["weight_decay"]) if group.get("decoupled_weight_decay") else 0.0
-    start = (to_float64(parameter) + rate * moved / scale) / (1 - rate * decay)
-    return gradient + decay * scale * start, rate * (gradient - moved) / scale
+    start = (end + rate * moved) / (1 - rate * decay)
+    return Update(start, gradient + decay * scale * start, rate * (gradient / scale - moved))
 
 
 class GradientSizes:

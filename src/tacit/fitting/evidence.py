@@ -37,8 +37,6 @@ CLIPPED = 0.1
 """Part of the updates whose gradients may look clipped without a Problem."""
 BURN_IN = 0.05
 """Part of ‖target‖ that an optimizer's unsettled averages may cause without a Problem."""
-LARGE_STEP = 0.1
-"""Part of the largest step size of a run above which normalised weights are not settled."""
 COLLAPSED = 0.99
 """|cosine| above which smooth-L1 and ridge columns count as the same."""
 MIN_CONDITION = 30.0

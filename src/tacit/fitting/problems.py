@@ -277,10 +277,10 @@ def _unexplained_difference(e: Evidence) -> Iterator[Finding]:
 def _unexplained_trajectory(e: Evidence) -> Iterator[Finding]:
     """Less than {MIN_EXPLAINED:.0%} of the target is explained along a trajectory.
 
-    Or less than {WELL_EXPLAINED:.0%}, and epochs, or groups of steps, agree on another strength by a
-    test at {LACK_OF_FIT:.0%}: one of another scope or family, or of one layer, that explains more
-    than 1% beside the candidates. Where nothing measures noise (one epoch, fewer than 8 steps), less
-    than {WELL_EXPLAINED:.0%} is enough.
+    Or less than {WELL_EXPLAINED:.0%}, and epochs, or groups of steps, agree on another strength by
+    a test at {LACK_OF_FIT:.0%}: one of another scope or family, or of one layer, that explains more
+    than 1% beside the candidates. Where nothing measures noise (one epoch, fewer than 8 steps),
+    less than {WELL_EXPLAINED:.0%} is enough.
     """
     return _unexplained(e, "trajectory")
 
@@ -430,29 +430,6 @@ def _burn_in(e: Evidence) -> Iterator[Finding]:
     burn_in = math.hypot(*(source.burn_in for source in e.equations.sources))
     if burn_in > evidence.BURN_IN * e.target_norm:
         yield e.equations.names, {"share": min(burn_in / e.target_norm, 1.0)}
-
-
-@row(
-    ProblemKind.UNSETTLED,
-    "Norm layers rescale the weights of {layers}, and their step size was still {step:.0%} of the "
-    "largest in the averaged epochs: at a constant step size the noise of the steps lengthens such "
-    "weights as fast as a penalty shortens them, and strengths come out far too small.",
-    "Average epochs at the end of a schedule that lowers the step size to 0, such as a cosine; "
-    "call average_epochs before training, so that it sees the whole schedule.",
-)
-def _normalised(e: Evidence) -> Iterator[Finding]:
-    """The step size stayed large over averaged epochs, and norm layers rescale weights.
-
-    In some epoch it never fell to {LARGE_STEP:.0%} of the largest step size of the run. Weights are
-    rescaled by a norm layer if the loss does not depend on their length, ⟨θ, ∇L⟩ = 0.
-    """
-    steps: dict[str, float] = {}
-    for source in e.equations.sources:
-        for layer, step in source.normalised.items():
-            if step > evidence.LARGE_STEP and layer in e.equations.layers:
-                steps[layer] = max(step, steps.get(layer, 0.0))
-    if steps:
-        yield e.equations.names, {"layers": shorten(steps), "step": max(steps.values())}
 
 
 _BY_CHANCE = (

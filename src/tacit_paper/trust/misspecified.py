@@ -12,7 +12,6 @@ from torch.nn import functional as F
 from tacit import Fit, Objective, fit, record
 from tacit.equations import difference_equations, endpoint_equations, trajectory_equations
 from tacit.regularizers import l1, l2
-from tacit_paper.trust import well_specified
 from tacit_paper.trust.training import (
     adamw_target,
     build,
@@ -88,8 +87,8 @@ def adamw_as_ridge(seed: int) -> Fit:
 def missing_smooth_l1(seed: int) -> Fit:
     """Ten epochs of SGD in minibatches, with ridge and smooth L1, asked for ridge alone."""
     data, model = draw_data(seed), tanh_network(seed)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, weight_decay=0.02)
-    averages = train_epochs(model, optimizer, data, seed=seed, penalties={smooth_l1_value: 0.03})
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.02, weight_decay=0.02)
+    averages = train_epochs(model, optimizer, data, seed=seed, penalties={smooth_l1_value: 0.02})
     return fit(averages.equations(Objective(model, F.mse_loss, data), l2()))
 
 
@@ -114,9 +113,17 @@ def padding(seed: int) -> Fit:
     )
 
 
-def normalised(seed: int) -> Fit:
-    """Epochs of SGD with batch norm at a constant step size."""
-    return well_specified.batch_norm(seed, cosine=False)
+def decay_by_layer(seed: int) -> Fit:
+    """Ten epochs of SGD in minibatches, with another decay for each layer, asked for one."""
+    data, model = draw_data(seed), tanh_network(seed)
+    decays = {"0": 0.02, "2": 0.06}
+    groups = [
+        {"params": list(model.get_submodule(layer).parameters()), "weight_decay": decay}
+        for layer, decay in decays.items()
+    ]
+    optimizer = torch.optim.SGD(groups, lr=0.05)
+    averages = train_epochs(model, optimizer, data, seed=seed)
+    return fit(averages.equations(Objective(model, F.mse_loss, data), l2()))
 
 
 def young_adam(seed: int) -> Fit:

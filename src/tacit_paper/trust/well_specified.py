@@ -109,7 +109,7 @@ def adamw(seed: int) -> Fit:
     return fit(target.equations(penalty))
 
 
-def batch_norm(seed: int, *, cosine: bool = True) -> Fit:
+def batch_norm(seed: int) -> Fit:
     """Epochs of SGD with batch norm, a cosine schedule and weight decay 0.05."""
 
     def make_model() -> nn.Module:
@@ -118,7 +118,7 @@ def batch_norm(seed: int, *, cosine: bool = True) -> Fit:
 
     data, model = draw_data(seed, examples=256), build(seed, make_model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9, weight_decay=0.05)
-    averages = train_epochs(model, optimizer, data, seed=seed, batch=32, recorded=4, cosine=cosine)
+    averages = train_epochs(model, optimizer, data, seed=seed, batch=32, recorded=4, cosine=True)
     objective = Objective(
         model, F.mse_loss, data, batch_norm="batch", batch_size=32, draws=8, seed=seed
     )
