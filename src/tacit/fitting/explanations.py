@@ -87,7 +87,7 @@ def _best_alternative(e: Evidence, others: Equations) -> tuple[str, float] | Non
     """
     rows, count = e.equations.rows, len(e.strengths)
     given = Alternative("", tuple((column, (WEIGHTS, BIASES)) for column in range(count)))
-    unexplained = 1 - _try(others, given)[1]
+    unexplained = max(1 - _try(others, given)[1], 1e-12)  # all of it may lie in rows at kinks
     choices = [(choice.text, *_try(others, choice)) for choice in _choices(e, others)]
     choices = sorted([*choices, *_by_layer(e)], key=lambda choice: choice[1])
     left, best_text, best_size, best_part = HELPS, "", math.inf, 0.0
