@@ -153,3 +153,26 @@ def test_the_gradient_is_compared_only_once():
     first = len(calls)
     penalty.bind(PARAMS)
     assert len(calls) == first + 1
+
+
+def test_penalties_may_differentiate_through_attention():
+    torch.manual_seed(0)
+    X, layer = torch.randn(4, 5, 8).double(), nn.MultiheadAttention(8, 2).double()
+
+    def input_gradient(params):
+        inputs = X.clone().requires_grad_()
+        output, _ = functional_call(
+            layer, params, (inputs, inputs, inputs), {"need_weights": False}
+        )
+        (gradient,) = torch.autograd.grad(output.square().sum(), inputs, create_graph=True)
+        return gradient.square().sum()
+
+    penalty = tacit.regularizer("input_gradient", input_gradient)
+    params = {n: p.detach() for n, p in layer.named_parameters()}
+    gradient = penalty.gradient(params)["input_gradient"]
+    step, name = 1e-6, "out_proj.weight"
+    moved = {**params, name: params[name] + step * gradient[name]}
+    change = penalty.value(moved) - penalty.value(params)
+    assert float(change.detach()) / step == pytest.approx(
+        float(gradient[name].square().sum()), rel=1e-3
+    )
