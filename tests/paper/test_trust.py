@@ -85,7 +85,6 @@ def test_few_replicates_are_checked_together_and_drawn(tmp_path):
         assert path.stat().st_size > 10_000
 
 
-@pytest.mark.skipif(not STORED.exists(), reason="tacit reproduce trust --preset paper stores them")
 def test_the_table_in_the_docs_is_that_of_the_stored_rows():
     rows = pd.read_parquet(STORED)
     assert trust_table(rows).replicates.tolist() == [300] * 20

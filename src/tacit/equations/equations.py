@@ -168,8 +168,11 @@ class Equations:
     def factor(self) -> Tensor:
         """The triangular factor of [design | targets]: at most as many rows as columns."""
         width = len(self.names) + self.targets
-        factors = [_widen(block, len(self.names), width) for block in self.blocks]
-        return triangular_factor(torch.cat([torch.zeros(0, width, dtype=torch.float64), *factors]))
+        factors: dict[tuple[int, ...], list[Tensor]] = {}
+        for block in self.blocks:
+            factors.setdefault(block.columns, []).append(block.factor)
+        rows = [_widen(columns, torch.cat(f), width) for columns, f in factors.items()]
+        return triangular_factor(torch.cat([torch.zeros(0, width, dtype=torch.float64), *rows]))
 
     def layer(self, label: str) -> "Equations":
         """The equations of one layer, without the columns that are zero there."""
@@ -391,15 +394,17 @@ def stack(equations: Iterable[Equations]) -> Equations:
 def _stack_alternatives(
     parts: Sequence[Equations],
 ) -> tuple[tuple[str, ...], tuple[Block, ...]]:
-    """The other families that all parts have, and their equations."""
-    others = [n for n in parts[0].other_families if all(n in p.other_families for p in parts)]
+    """The other families that all parts have which have any, and their equations."""
+    families = [part.other_families for part in parts if part.other_families] or [()]
+    others = [n for n in families[0] if all(n in names for names in families)]
     blocks, sources = [], 0
     for part in parts if others else ():
         names = (*part.names, *part.other_families)
-        position = {names.index(n): i for i, n in enumerate((*part.names, *others))}
+        wanted = (*part.names, *others)
         for block in part.alternatives:
-            selected = block if len(position) == len(names) else _select_block(block, position)
-            blocks.append(replace(selected, source=block.source + sources))
+            if names != wanted:
+                block = _select_block(block, {names.index(n): i for i, n in enumerate(wanted)})
+            blocks.append(replace(block, source=block.source + sources))
         sources += len(part.sources)
     return tuple(others), tuple(blocks)
 
@@ -417,10 +422,11 @@ def running_factors(parts: Sequence[Tensor]) -> list[Tensor]:
     return factors
 
 
-def _widen(block: Block, count: int, width: int) -> Tensor:
-    """The block's factor with one column per strength, zero for strengths it does not involve."""
-    wide = torch.zeros(len(block.factor), width, dtype=torch.float64)
-    wide[:, [*block.columns, *range(count, width)]] = block.factor
+def _widen(columns: tuple[int, ...], factor: Tensor, width: int) -> Tensor:
+    """[design | targets] of these columns with one column per strength, zero for the others."""
+    targets = factor.shape[1] - len(columns)
+    wide = torch.zeros(len(factor), width, dtype=torch.float64)
+    wide[:, [*columns, *range(width - targets, width)]] = factor
     return wide
 
 

@@ -48,6 +48,8 @@ class Setting:
     piece: int = 0
     """Number of successive points with independent noise and nearly the same target, over which
     `Equations.means` are written; 0 for none."""
+    every: int = 1
+    """One of so many points has equations with other families (`Equations.alternatives`)."""
     followed: Mapping[Regularizer, float] | None = None
     """Known penalties that the reference of a trajectory followed, which are in the target; None
     where known penalties are subtracted from it."""
@@ -179,7 +181,8 @@ def write_equations(
     for number, point in enumerate(points):
         others = others or other_families(point.params, point.metric)
         bound = candidates.bind(point.params, rows, **point.binding)
-        parts.append(_equations_at(point, bound, candidates, setting, others))
+        beside = others if number % setting.every == 0 else None
+        parts.append(_equations_at(point, bound, candidates, setting, beside))
         piece += [(bound, point.vectors)] if setting.piece else []
         if piece and len(piece) == setting.piece:
             means += _means_of(piece, number, epochs=setting.epochs)
@@ -201,7 +204,7 @@ def _equations_at(
     bound: BoundCandidates,
     candidates: Candidates,
     setting: Setting,
-    others: Candidates,
+    others: Candidates | None,
 ) -> Equations:
     """The equations of one point, beside other families where these leave something unexplained."""
     blocks = write_blocks(bound, point.vectors, floors=point.floors)
@@ -223,7 +226,7 @@ def _equations_at(
     names = bound.columns.names
     equations = Equations(bound.families, names, setting.groups, tuple(blocks), (source,))
     # Whether the candidates explain a trajectory is known after all of its points.
-    if setting.mode == "trajectory" or leave_unexplained(equations):
+    if others and (setting.mode == "trajectory" or leave_unexplained(equations)):
         alternatives = tuple(write_alternatives(bound, others, point))
         families = tuple(r.name for r in others.estimated) if alternatives else ()
         return replace(equations, alternatives=alternatives, other_families=families)

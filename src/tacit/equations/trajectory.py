@@ -31,6 +31,8 @@ from tacit.regularizers.family import Regularizer
 
 PIECE = 8
 """Steps over which the target of a trajectory counts as the same."""
+MOST_ALTERNATIVES = 256
+"""About so many steps of a trajectory have equations with other families."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -155,7 +157,8 @@ def trajectory_target(
     followed = check_known(known)
     follow = partial(_target_points, objective, trajectory, reference)
     points = tuple(follow(followed))
-    setting = Setting("trajectory", objective, piece=_piece(trajectory, reference))
+    piece, every = _piece(trajectory, reference), _every(trajectory)
+    setting = Setting("trajectory", objective, piece=piece, every=every)
     if reference is euler and not followed:  # known penalties are subtracted by the equations
         return Target(setting, points)
     return Target(replace(setting, followed=followed, follow=follow), points)
@@ -193,8 +196,8 @@ def trajectory_equations(
     # One explicit step is linear in the gradient: the penalties' part is subtracted from it.
     followed = None if reference is euler else candidates.known
     points = _target_points(objective, trajectory, reference, followed or {})
-    piece = _piece(trajectory, reference)
-    setting = Setting("trajectory", objective, followed=followed, piece=piece)
+    piece, every = _piece(trajectory, reference), _every(trajectory)
+    setting = Setting("trajectory", objective, followed=followed, piece=piece, every=every)
     return write_equations(setting, points, candidates, rows)
 
 
@@ -249,6 +252,11 @@ def _piece(trajectory: Trajectory, reference: Reference) -> int:
     """See `Setting.piece`: steps whose momentum is taken out show the whole noise of a batch."""
     carried = isinstance(trajectory, Trajectory) and trajectory.carried
     return PIECE if reference is euler and carried else 0
+
+
+def _every(trajectory: Trajectory) -> int:
+    """See `Setting.every`."""
+    return 1 + len(trajectory) // MOST_ALTERNATIVES if isinstance(trajectory, Trajectory) else 1
 
 
 class _Step(NamedTuple):

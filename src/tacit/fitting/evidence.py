@@ -12,6 +12,7 @@ from torch import Tensor
 
 from tacit.equations.equations import Equations
 from tacit.fitting.chance import chances, chances_among
+from tacit.fitting.error_bars import factors_by_label
 from tacit.fitting.shares import products_of_points
 from tacit.fitting.solving import System
 
@@ -157,10 +158,10 @@ def _residuals(equations: Equations, strengths: Tensor) -> Tensor:
             if products is not None:
                 squares[[*columns]] += residual @ products @ residual
         return squares.clamp_min(0).sqrt()
-    for block in equations.blocks:
-        columns, count = list(block.columns), len(block.columns)
-        residual = block.factor[:, count:].mean(1) - block.factor[:, :count] @ strengths[columns]
-        squares[columns] += residual.square().sum()
+    parts = factors_by_label(equations, [(b.layer, b.columns) for b in equations.blocks])
+    for (_, columns), factor in parts.items():
+        residual = factor[:, -1] - factor[:, :-1] @ strengths
+        squares[list(columns)] += residual.square().sum()
     return squares.sqrt()
 
 

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -52,12 +53,11 @@ def _places(e: Evidence) -> Iterator[str]:
 def _residual_by_layer(equations: Equations, strengths: Tensor) -> dict[str, float]:
     """The part of the squared residual in each layer; without the noise of groups of draws."""
     squares: dict[str, float] = {}
-    for block in equations.blocks:
-        count = len(block.columns)
-        fitted = block.factor[:, :count] @ strengths[list(block.columns)]
-        residual = block.factor[:, count:] - fitted[:, None]
-        square = max(0.0, between_groups(residual, residual))
-        squares[block.layer] = squares.get(block.layer, 0.0) + square
+    for layer in equations.layers:
+        blocks = tuple(block for block in equations.blocks if block.layer == layer)
+        factor = replace(equations, blocks=blocks).factor()
+        residual = factor[:, len(strengths) :] - (factor[:, : len(strengths)] @ strengths)[:, None]
+        squares[layer] = max(0.0, between_groups(residual, residual))
     total = sum(squares.values())
     return {layer: square / total if total else 0.0 for layer, square in squares.items()}
 
