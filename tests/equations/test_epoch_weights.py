@@ -135,3 +135,16 @@ def test_the_noise_of_steps_does_not_hide_the_decay_of_normalised_weights(rule, 
     equations = averages.equations(objective, penalty, rows="0.weight")
     fit = tacit.fit(equations)
     assert fit.strengths["weight_decay"] == pytest.approx(0.1, rel=0.05)
+
+
+def test_weights_that_a_norm_layer_rescales_have_the_same_loss():
+    X, y = random_data(2)
+    torch.manual_seed(0)
+    layers = [nn.Linear(5, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, 1)]
+    model = nn.Sequential(*layers).double()
+    options = {"batch_norm": "batch", "batch_size": 16}
+    objective = tacit.Objective(model, F.mse_loss, (X, y), **options)
+    point = objective.point()
+    rows = torch.linspace(0.5, 2.0, 6, dtype=torch.float64)[:, None]
+    assert objective.same_loss(point, {**point, "0.weight": rows * point["0.weight"]})
+    assert not objective.same_loss(point, {**point, "3.weight": 2 * point["3.weight"]})

@@ -37,6 +37,7 @@ from tacit.objective.params import (
     Scope,
     float64_zeros,
     norm,
+    same_buffers,
     to_float64,
 )
 from tacit.regularizers.family import Columns, Regularizer, join_columns, whole_column
@@ -46,9 +47,8 @@ from tacit.regularizers.weight_decay import (
     unwrap_optimizer,
 )
 
-SCALE_FREE, SCALE_FREE_AS_ONE = 0.01, 1e-3
-"""|cosine| of weights and gradient below which the loss does not depend on the weights' length: of
-every row of a matrix, or of the matrix as one."""
+SCALE_FREE = 0.01
+"""|cosine| of weights and gradient up to which the loss may not depend on the weights' length."""
 FEWEST_UPDATES = 100
 """Clipping in an epoch is judged from at least as many updates, also of epochs before it."""
 MeanColumns = dict[Regularizer, dict[str, Params]]
@@ -229,8 +229,9 @@ class EpochAverages:
                 else None,
             ),
         )
+        scale_free = _scale_free(objective, path.points[-1], epochs[-1])
         points = [
-            _with_means(_without_lengthening(self._model, point, epoch), epoch)
+            _with_means(_without_lengthening(scale_free, point, epoch), epoch)
             for point, epoch in zip(path.points, epochs, strict=True)
         ]
         setting = Setting("trajectory", objective, epochs=True, piece=len(points))
@@ -277,10 +278,10 @@ def average_epochs(
     Args:
         model: the model that is trained.
         optimizer: torch's SGD, Adam or AdamW; the steps of the latter two are taken in the metric
-            √v̂ + ε, assumed constant over an epoch. Groups may have their own rates. What momentum
-            carries over from earlier gradients is taken out, which needs a copy of its buffers. The
-            optimizer is observed by hooks, inside wrappers that hold it as `.optimizer`. AdamW's
-            decay is the candidate `metric_ridge`: see `optimizer_penalties`.
+            √v̂ + ε, assumed constant over an epoch. Groups may have their own rates. It is observed
+            by hooks, inside wrappers that hold it as `.optimizer`; this takes a copy of momentum's
+            buffers and five vectors of the parameters' size in float64. AdamW's decay is the
+            candidate `metric_ridge`: see `optimizer_penalties`.
         averaged: regularizers whose gradient is averaged over the points of an epoch, at the cost
             of one evaluation per step; for gradients that change within the noise of the weights,
             such as smooth_l1's. The gradients of others are taken at the mean point.
@@ -327,35 +328,48 @@ def _row_products(a: Tensor, b: Tensor) -> Tensor:
     return (a * b).flatten(1).sum(1) if a.ndim > 1 else a.new_zeros(1)
 
 
-def _without_lengthening(model: nn.Module, point: TargetPoint, epoch: Epoch) -> TargetPoint:
+def _scale_free(objective: Objective, point: TargetPoint, epoch: Epoch) -> dict[str, bool]:
+    """Matrices whose length the loss ignores, because a norm layer follows: whether row by row.
+
+    Batch norm rescales rows one by one (filters, in convolutions), layer norm all by one factor.
+    The gradient of such a matrix is orthogonal to it; then the loss is compared on a few examples.
+    """
+    found: dict[str, bool] = {}
+    for name, target in point.vectors[0].items():
+        weights = to_float64(point.params[name])
+        gradient = target + epoch.displacement[name].to(target.device) / epoch.time
+        size = float(weights.norm() * gradient.norm())
+        if weights.ndim < 2 or abs(float((weights * gradient).sum())) > SCALE_FREE * size:
+            continue
+        factors = torch.linspace(0.5, 2.0, len(weights), dtype=weights.dtype)
+        by_row = factors.view(-1, *[1] * (weights.ndim - 1)).to(weights.device)
+        for rows, factor in {True: by_row, False: 2.0}.items():
+            moved = same_buffers({**point.params, name: point.params[name] * factor}, point.params)
+            if objective.same_loss(point.params, moved):
+                found[name] = rows
+                break
+    return found
+
+
+def _without_lengthening(
+    scale_free: Mapping[str, bool], point: TargetPoint, epoch: Epoch
+) -> TargetPoint:
     """The target without what the noise of the steps adds along weights that a norm layer rescales.
 
-    The loss of every batch is the same for θ and cθ, if a norm layer follows, so that its gradient
-    has ⟨θ_t, g_t⟩ = 0 at every point. At the mean point this is not so: ⟨θ̄, g_t⟩ cancels the
-    penalty's pull, because steps across θ lengthen it as fast as a penalty shortens it. Along θ̄ the
-    target is therefore the mean of ⟨θ_t, f_t⟩ of the forces f_t = g_t + λ∇R, and not of ⟨θ̄, f_t⟩.
-    Rows are rescaled one by one (batch norm), or all by one factor (layer norm).
+    The loss of every batch is the same for θ and cθ, so that its gradient has ⟨θ_t, g_t⟩ = 0 at
+    every point. At the mean point this is not so: ⟨θ̄, g_t⟩ cancels the penalty's pull, because
+    steps across θ lengthen it as fast as a penalty shortens it. Along θ̄ the target is therefore the
+    mean of ⟨θ_t, f_t⟩ of the forces f_t = g_t + λ∇R, and not of ⟨θ̄, f_t⟩.
     """
-    if not any("norm" in type(module).__name__.lower() for module in model.modules()):
-        return point
     (target,) = point.vectors
     corrected = dict(target)
-    for name, vector in target.items():
-        weights = to_float64(point.params[name])
-        gradient = vector + epoch.displacement[name].to(vector.device) / epoch.time
-        products, squares = _row_products(weights, gradient), _row_products(weights, weights)
-        added = epoch.products[name].to(vector.device)
-        size = weights.norm() * gradient.norm()
-        if weights.ndim < 2 or not size:
-            continue
-        by_row = (squares * _row_products(gradient, gradient)).sqrt()
-        if len(added) > 1 and bool((products.abs() <= SCALE_FREE * by_row).all()):
-            shift = added / squares.clamp_min(torch.finfo(squares.dtype).tiny)
-        elif products.sum().abs() <= SCALE_FREE_AS_ONE * size:
-            shift = (added.sum() / squares.sum()).expand(len(added))
-        else:
-            continue
-        corrected[name] = vector + shift.view(-1, *[1] * (weights.ndim - 1)) * weights
+    for name, by_row in scale_free.items():
+        weights, added = to_float64(point.params[name]), epoch.products[name].to(target[name])
+        squares = _row_products(weights, weights)
+        if not by_row:
+            added, squares = added.sum().expand_as(added), squares.sum().expand_as(squares)
+        shift = added / squares.clamp_min(torch.finfo(squares.dtype).tiny)
+        corrected[name] = target[name] + shift.view(-1, *[1] * (weights.ndim - 1)) * weights
     return replace(point, vectors=[corrected])
 
 

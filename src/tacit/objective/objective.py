@@ -311,6 +311,15 @@ class Objective:
             for name, here, there in zip(point, *gradients, strict=True)
         }
 
+    @torch.inference_mode(mode=False)
+    def same_loss(self, *points: Params) -> bool:
+        """Whether these points have the same loss on a few examples, to 0.1 %."""
+        passes = self._passes
+        with passes.prepared(training=passes.training), torch.enable_grad():
+            pair = passes.to_model(self._probe)
+            values = [float(passes.batch_mean(p, pair, 0).mean) for p in map(self.point, points)]
+        return max(values) - min(values) <= 1e-3 * max(map(abs, values))
+
     def predictions(self, *points: Mapping[str, Tensor]) -> tuple[list[Tensor], Any]:
         """Outputs for all examples at each point, in eval mode, and the last batch's target.
 
