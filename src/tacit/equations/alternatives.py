@@ -24,8 +24,8 @@ UNEXPLAINED = 0.01
 """Unexplained part of ‖target‖² above which alternatives are written."""
 MOST_COLUMNS = 24
 """Candidates of more columns than this have no alternatives."""
-MOST_ROWS = 2**20
-"""Of larger tensors, slices of about as many rows in all are read."""
+MOST_ROWS, SLICE = 2**14, 2**10
+"""Of tensors of more rows, slices of as many rows in all are read, spread over the tensor."""
 WEIGHTS, BIASES = "weights", "biases and norms"
 """The blocks of a point: tensors of two or more dimensions, and the others."""
 
@@ -79,11 +79,19 @@ def _write_block(bound: BoundCandidates, names: Sequence[str], targets: Sequence
     factor, rows = torch.zeros(0, width, dtype=torch.float64), 0
     for name in names:
         size = bound.params[name].numel()
-        parts = list(bound.slices(name, width))
-        parts = parts[:: max(1, round(size / MOST_ROWS))]
+        parts = _sample(bound, name, width)
         weight = (size / sum(part.stop - part.start for part in parts)) ** 0.5 if parts else 1.0
         for part in parts:
             matrix, _ = read_block(bound, name, part, list(columns), targets)
             factor = triangular_factor(torch.cat([factor.to(matrix), weight * matrix]))
         rows += size
     return Block("", columns, factor.cpu(), rows, 0, 0.0)
+
+
+def _sample(bound: BoundCandidates, name: str, width: int) -> list[slice]:
+    """Slices of a tensor: all of it, or some that are spread over it."""
+    size = bound.params[name].numel()
+    if size <= MOST_ROWS or bound.subspace(name) is not None:
+        return list(bound.slices(name, width))
+    starts = torch.linspace(0, size - SLICE, MOST_ROWS // SLICE).long().tolist()
+    return [slice(start, start + SLICE) for start in starts]
