@@ -24,7 +24,7 @@ UNEXPLAINED = 0.01
 """Unexplained part of ‖target‖² above which alternatives are written."""
 MOST_COLUMNS = 24
 """Candidates of more columns than this have no alternatives."""
-MOST_ROWS, SLICE = 2**14, 2**10
+MOST_ROWS, SLICE = 2**13, 2**11
 """Of tensors of more rows, slices of as many rows in all are read, spread over the tensor."""
 WEIGHTS, BIASES = "weights", "biases and norms"
 """The blocks of a point: tensors of two or more dimensions, and the others."""
