@@ -127,7 +127,7 @@ class EpochAverages:
         if was_skipped(optimizer):
             return
         times = flow_times(self._model, optimizer, self._start)
-        for name, (start, force, _carried) in self._momentum.after_step(optimizer).items():
+        for name, (start, force, _carried) in self._momentum.after_step(optimizer):
             if name in self._start:
                 self._forces[name] += force
                 self._timed_forces[name].add_(force, alpha=times[name])

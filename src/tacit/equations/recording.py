@@ -1,7 +1,7 @@
 """Recording the steps of a training loop as they happen."""
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -63,7 +63,8 @@ class Recorder:
         time = flow_time(self._model, optimizer)
         self._elapsed = (self._elapsed or 0.0) + time
         self._missing += time * self._buffers.after_step(optimizer)
-        self._momentum.after_step(optimizer)
+        for _update in self._momentum.after_step(optimizer):
+            pass  # its force is not needed here
         self._updates += 1
 
     def step(self, step_size: float | None = None) -> None:
@@ -252,9 +253,9 @@ class Momentum:
         self._before = {p: b.clone() for p, b in buffers if b is not None}
 
     @torch.no_grad()
-    def after_step(self, optimizer: Optimizer) -> dict[str, Update]:
-        """Add what the update carried over; the update by itself, by name."""
-        names, updates = parameter_names(self._model), {}
+    def after_step(self, optimizer: Optimizer) -> Iterator[tuple[str, Update]]:
+        """Add what the update carried over; the updates of one parameter after the other."""
+        names = parameter_names(self._model)
         for parameter, group in _members(optimizer):
             name, state = names.get(id(parameter)), optimizer.state.get(parameter, {})
             if name is None or parameter.grad is None:
@@ -269,8 +270,7 @@ class Momentum:
             if update.carried is not None:
                 self._carried[name] = self._carried.get(name, 0.0) + update.carried
                 self.largest = max(self.largest, _momentum(group))
-            updates[name] = update
-        return updates
+            yield name, update
 
     def take_carried(self) -> Params:
         """What was carried over since the last call, by name; empty without momentum."""

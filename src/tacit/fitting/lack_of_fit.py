@@ -21,7 +21,7 @@ FEWEST_SIGNS, MOST_SIGNS = 8, 12
 """Groups whose signs are changed in all ways: with fewer, no probability is as small as 1 %."""
 GROUPS = 8
 """Groups of successive steps of a trajectory whose strengths are compared."""
-MOST_LAYERS = 48
+MOST_LAYERS = 256
 """Layers times candidates up to which each is tried with a strength of its own."""
 
 
@@ -88,7 +88,9 @@ def _residuals_by_group(e: Evidence) -> Tensor:
 class Addition(NamedTuple):
     """One more column beside the candidates of a fit."""
 
-    text: str
+    before: str
+    """What is said of it before its strength."""
+    after: str
     factors: Tensor
     """[candidates | column | target] of every group of equations."""
 
@@ -107,7 +109,7 @@ def clearest_addition(e: Evidence) -> str | None:
         return None
     added = [*_other_families(e, group), *_other_layers(e, group)]
     best, least = None, LACK_OF_FIT / max(len(added), 1)
-    for text, factors in added:
+    for said_before, said_after, factors in added:
         whole = factors.flatten(0, 1)
         design, target = whole[:, :-1], whole[:, -1:]
         strengths = System(design).solve(target)
@@ -125,7 +127,8 @@ def clearest_addition(e: Evidence) -> str | None:
         probability = 2 * float(stdtr(freedom, -ratio))
         if probability < least:
             clearly = f"{ratio:.0f}" if ratio < 1000 else "over 1000"
-            least, best = probability, text.format(f"{strength:.2g}, {clearly} standard errors")
+            best = f"{said_before} {strength:.2g}, {clearly} standard errors{said_after}"
+            least = probability
     return best
 
 
@@ -153,7 +156,7 @@ def _other_families(e: Evidence, group: Callable[[Block], int]) -> Iterator[Addi
             scopes[on_weights(call)] = {WEIGHTS}
         for text, covered in scopes.items():
             factors = _add_column(parts, column, covered, count)
-            yield Addition(f"Beside them, {text} has the strength {{}} from zero.", factors)
+            yield Addition(f"Beside them, {text} has the strength", " from zero.", factors)
 
 
 def _other_layers(e: Evidence, group: Callable[[Block], int]) -> Iterator[Addition]:
@@ -164,9 +167,9 @@ def _other_layers(e: Evidence, group: Callable[[Block], int]) -> Iterator[Additi
     parts = factors_by_label(e.equations, [(group(b), b.layer) for b in e.equations.blocks])
     for layer in layers if len(layers) > 1 else ():
         for column, name in enumerate(names):
-            text = f"The strength of {name} in layer {layer} differs from that in others by {{}}:"
+            text = f"The strength of {name} in layer {layer} differs from that in others by"
             factors = _add_column(parts, column, {layer}, len(names))
-            yield Addition(f"{text} try layerwise.", factors)
+            yield Addition(text, ": try layerwise.", factors)
 
 
 def _add_column(
