@@ -187,10 +187,11 @@ def _in_double(
     if entries > MOST_ENTRIES or any(p.device.type == "mps" for p in params.values()):
         return ()  # mps has no float64
     try:
-        with InFloat64() as mode, torch.inference_mode(mode=False), torch.enable_grad():
+        with torch.inference_mode(mode=False), torch.enable_grad():
             point = same_buffers({n: p.detach().double() for n, p in params.items()}, params)
-            found = (compare(point, _random_direction(point, seed)) for seed in range(directions))
-            wrong = next(filter(None, found), ())
+            along = [_random_direction(point, seed) for seed in range(directions)]
+            with InFloat64() as mode:
+                wrong = next(filter(None, (compare(point, d) for d in along)), ())
             return () if mode.lowered else wrong
     except (RuntimeError, TypeError, ValueError):  # mixed precision, or an error of the user's own
         return ()
@@ -210,12 +211,21 @@ class InFloat64(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         """Convert all tensors among the arguments."""
-        args, kwargs = tree_map_only(Tensor, _to_double, (args, kwargs or {}))
+        kwargs = kwargs or {}
+        if not all(map(_is_double, (*args, *kwargs.values()))):
+            args, kwargs = tree_map_only(Tensor, _to_double, (args, kwargs))
         result = func(*args, **kwargs)
         tensors = result if isinstance(result, tuple | list) else (result,)
         lower = [t for t in tensors if isinstance(t, Tensor) and _to_double(t) is not t]
         self.lowered |= any(t.requires_grad for t in lower)
         return result
+
+
+def _is_double(value: Any) -> bool:
+    """Whether an argument needs no conversion: faster than mapping over all of them."""
+    if isinstance(value, Tensor):
+        return _to_double(value) is value
+    return value is None or isinstance(value, bool | int | float | str | torch.dtype)
 
 
 def _to_double(tensor: Tensor) -> Tensor:
