@@ -200,15 +200,9 @@ def test_steps_without_noise_agree_on_what_is_missing(seed, penalty):
     objective = tacit.Objective(model, F.mse_loss, data)
     target = tacit.trajectory_target(objective, recorder.trajectory())
     assert NAMED[penalty] in message_of(tacit.fit(target.equations([tacit.l2()])))
-    few = tacit.Trajectory.from_positions(list(target_positions(recorder))[:5], 0.05)
+    few = tacit.Trajectory.from_positions(recorder.trajectory().points[:5], 0.05)
     fit = tacit.fit(tacit.trajectory_equations(objective, few, [tacit.l2()]))
     assert "would explain 100.0%" in message_of(fit)
-
-
-def target_positions(recorder):
-    trajectory = recorder.trajectory()
-    for point, moved in zip(trajectory.points, trajectory.displacements, strict=True):
-        yield {n: p + 0 * moved[n] for n, p in point.items()}
 
 
 @pytest.mark.parametrize(("penalty", "epochs"), [("weights", 1), ("layers", 1), ("layers", 6)])

@@ -334,7 +334,7 @@ def _scale_free(objective: Objective, point: TargetPoint, epoch: Epoch) -> dict[
     Batch norm rescales rows one by one (filters, in convolutions), layer norm all by one factor.
     The gradient of such a matrix is orthogonal to it; then the loss is compared on a few examples.
     """
-    found: dict[str, bool] = {}
+    row_by_row: dict[str, bool] = {}
     for name, target in point.vectors[0].items():
         weights = to_float64(point.params[name])
         gradient = target + epoch.displacement[name].to(target.device) / epoch.time
@@ -346,9 +346,9 @@ def _scale_free(objective: Objective, point: TargetPoint, epoch: Epoch) -> dict[
         for rows, factor in {True: by_row, False: 2.0}.items():
             moved = same_buffers({**point.params, name: point.params[name] * factor}, point.params)
             if objective.same_loss(point.params, moved):
-                found[name] = rows
+                row_by_row[name] = rows
                 break
-    return found
+    return row_by_row
 
 
 def _without_lengthening(

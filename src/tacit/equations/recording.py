@@ -254,7 +254,7 @@ class Momentum:
 
     @torch.no_grad()
     def after_step(self, optimizer: Optimizer) -> Iterator[tuple[str, Update]]:
-        """Add what the update carried over; the updates of one parameter after the other."""
+        """The update of one parameter after the other; what each carried over is added up."""
         names = parameter_names(self._model)
         for parameter, group in _members(optimizer):
             name, state = names.get(id(parameter)), optimizer.state.get(parameter, {})
@@ -364,7 +364,7 @@ def clipped_part(sizes: Tensor, updates: int | None = None) -> float:
     """The part of the last updates whose gradients look clipped, judged from all rows of sizes.
 
     Clipping cuts off the sizes of gradients that differ: the norm of all, those of two or more
-    tensors, or two or more entries. At rest, where the gradient stays the same, nothing differs.
+    tensors, or entries. At rest, where the gradient stays the same, nothing differs.
     """
     if len(sizes) < 3:
         return 0.0

@@ -116,18 +116,15 @@ def _by_layer(e: Evidence) -> Iterator[tuple[str, int, float]]:
     """The candidates with one strength per layer: how many strengths, and how much they explain."""
     if len(e.equations.layers) < 2 or len(e.equations.sources) > 1:
         return
-    blocks = e.equations.blocks
-    sizes = [len(block.columns) for block in blocks]
-    squares = [
-        between_groups(block.factor[:, size:], block.factor[:, size:])
-        for block, size in zip(blocks, sizes, strict=True)
-    ]
-    if sum(squares) <= 0:
-        return
-    parts = [_explained(block.factor, size) for block, size in zip(blocks, sizes, strict=True)]
-    part = sum(p * square for p, square in zip(parts, squares, strict=True)) / sum(squares)
-    shown = shorten(e.equations.names, most=3)
-    yield f"{shown} with one strength per layer (layerwise)", sum(sizes), part
+    strengths, whole, part = 0, 0.0, 0.0
+    for layer in map(e.equations.layer, e.equations.layers):
+        size, factor = len(layer.names), layer.factor()
+        square = between_groups(factor[:, size:], factor[:, size:])
+        strengths, whole = strengths + size, whole + square
+        part += square * _explained(factor, size)
+    if whole > 0:
+        shown = shorten(e.equations.names, most=3)
+        yield f"{shown} with one strength per layer (layerwise)", strengths, part / whole
 
 
 def _choices(e: Evidence, others: Equations) -> Iterator[Alternative]:

@@ -405,8 +405,8 @@ def _near_zero(e: Evidence) -> Iterator[Finding]:
     So it is for groups and singular values. A larger zero width at least halves what is
     unexplained, more than leaving out as many other rows would, and the strength comes out larger.
     """
-    found = [s for s in e.equations.sources if not s.layer]
-    source = max(found, key=lambda s: s.near_zero_rows, default=None)
+    sources = [s for s in e.equations.sources if not s.layer]
+    source = max(sources, key=lambda s: s.near_zero_rows, default=None)
     names = tuple(n for n in source.near_zero if n in e.equations.names) if source else ()
     if source and names:
         strengths = shorten(f"{source.near_zero[n]:.3g}" for n in names)

@@ -207,14 +207,14 @@ def leaves_of_graph(loss: Tensor) -> list[Tensor]:
 
 def _unregistered_parameters(model: nn.Module) -> dict[int, str]:
     """The attributes that hold parameters of no module, or modules that are not registered."""
-    found = {}
+    names = {}
     for name, _, module in walk_modules(model):
         for attribute, value in vars(module).items():
             values = list(value.values()) if isinstance(value, dict) else value
             for item in values if isinstance(values, list | tuple) else [value]:
                 parts = item.parameters() if isinstance(item, nn.Module) else [item]
-                found |= {id(part): name + attribute for part in parts}
-    return found
+                names |= {id(part): name + attribute for part in parts}
+    return names
 
 
 @contextmanager

@@ -138,12 +138,13 @@ def wrong_gradient(
             for n, g in zip(point, gradients, strict=True)
         }
 
+        def value_at(moved: Params) -> list[Tensor]:
+            return [value(moved).detach().cpu().reshape(1)]
+
         def disagrees(names: Sequence[str]) -> bool:
             along = {n: v if n in names else torch.zeros_like(v) for n, v in direction.items()}
             exact = torch.stack([products[n].cpu() for n in names])
-            function = lambda moved: [value(moved).detach().cpu().reshape(1)]  # noqa: E731
-            found = _compare(function, [exact.sum().reshape(1)], point, along, exact.norm())
-            return bool(found)
+            return bool(_compare(value_at, [exact.sum().reshape(1)], point, along, exact.norm()))
 
         if not disagrees(scope):
             return ()

@@ -427,7 +427,7 @@ class Objective:
         gradient = partial(self._passes.batch_gradient, pair=self._probe)
 
         def product(params: Params, direction: Params) -> Sequence[Tensor | None]:
-            along = lambda mean, leaves: derivatives.hessian_product(mean, leaves, direction)  # noqa: E731
+            along = partial(derivatives.hessian_product, direction=direction)
             return gradient(params, derivative=along)
 
         if layers := derivatives.wrong_product(gradient, product, point):

@@ -55,7 +55,9 @@ def l1(*, scope: Scope = None, name: str = "l1", zero_width: float = ZERO_WIDTH)
     """
 
     def make(zero: Callable[[], float]) -> Regularizer:
-        kinks = lambda theta: theta.abs() <= zero()  # noqa: E731
+        def kinks(theta: Tensor) -> Tensor:
+            return theta.abs() <= zero()
+
         return _sum_over_entries(name, scope, EntrywiseFunction(torch.abs, torch.sign, kinks))
 
     lasso = with_kink_at_zero(make, zero_width, size=lambda theta: theta.abs().max())
