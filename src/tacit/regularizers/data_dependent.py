@@ -80,7 +80,13 @@ def gradient_norm(
 
     with_known = partial(_gradient_norm_with, objective, scope, name) if known is None else None
     return Regularizer(
-        name, bind, value, influence=influence, objective=objective, with_known=with_known
+        name,
+        bind,
+        value,
+        influence=influence,
+        objective=objective,
+        with_known=with_known,
+        cost="second-order",
     )
 
 

@@ -20,6 +20,10 @@ FamilyKind = Literal["", "l2", "smooth_l1", "diagonal", "symmetric"]
 """Families that the diagnostics and `Fit.matrix()` treat specially; "" for all others."""
 
 
+Cost = Literal["weights", "pass", "second-order"]
+"""What a regularizer's columns take: only the weights, passes over the data, or passes with second
+derivatives of the loss."""
+
 ZERO_WIDTH = 1e-9
 """Weights, groups and singular values below this part of the largest count as zero."""
 
@@ -119,6 +123,7 @@ class Regularizer:
             by all examples; shape (examples, directions, columns).
         objective: for a penalty that depends on data, the objective that it is computed from.
         custom: whether it is the caller's function, which may read data.
+        cost: what its columns take.
         in_metric: for a penalty in an optimizer's metric, in_metric(metric) returns the same one in
             the metric of another time.
         with_known: for a penalty of L's own gradient, with_known(known) returns the same penalty of
@@ -137,6 +142,7 @@ class Regularizer:
     influence: Callable[[Params, Sequence[Params]], Tensor] | None = field(default=None, repr=False)
     objective: Objective | None = field(default=None, repr=False)
     custom: bool = field(default=False, repr=False)
+    cost: Cost = field(default="weights", repr=False)
     in_metric: Callable[[Params], "Regularizer"] | None = field(default=None, repr=False)
     with_known: Callable[[Mapping["Regularizer", float]], "Regularizer"] | None = field(
         default=None, repr=False
