@@ -24,7 +24,7 @@ def test_an_euler_reference_of_two_substeps_halves_the_strength():
     objective = tacit.Objective(model, F.mse_loss, data)
     positions = descend(model, data, step, 1)
 
-    def two_steps(objective, point, time):
+    def two_steps(objective, point, time, step):
         first = tacit.equations.euler(objective, point, time / 2)
         second = tacit.equations.euler(objective, {n: point[n] + first[n] for n in point}, time / 2)
         return {n: first[n] + second[n] for n in point}
@@ -190,18 +190,18 @@ def test_a_known_penalty_may_be_any_that_has_second_derivatives():
 def test_a_reference_of_ones_own_follows_known_penalties_or_is_refused():
     run = Recorded(1)
 
-    def by_gradient(objective, point, time):
+    def by_gradient(objective, point, time, step):
         return {n: -time * g for n, g in objective.gradient(point).items()}
 
-    def by_value(objective, point, time):
+    def by_value(objective, point, time, step):
         return {n: -time * g for n, g in objective.value_and_gradient(point)[1].items()}
 
-    def by_product(objective, point, time):
+    def by_product(objective, point, time, step):
         gradient = objective.gradient(point)
         return {n: -time * p for n, p in objective.hvp(gradient, point).items()}
 
-    def elsewhere(objective, point, time):
-        return by_gradient(run.objective, point, time)
+    def elsewhere(objective, point, time, step):
+        return by_gradient(run.objective, point, time, step)
 
     expected = run.equations(reference=by_gradient)
     assert tacit.fit(expected).problems[0].kind == "no signal"  # one step is the whole step

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import tacit
-from tacit.equations.recording import GradientSizes, clipped_part
+from tacit.equations.clipping import GradientSizes, clipped_part
 
 
 def test_a_recorded_loop_has_the_trajectory_of_its_positions():
@@ -312,14 +312,12 @@ def test_parts_of_a_model_without_gradients_do_not_hide_clipping():
     assert clipped_part(sizes.last()) == 1.0
 
 
-def test_what_is_recorded_must_be_moved_by_gradient_descent_of_one_rate():
+def test_what_is_recorded_must_be_moved_by_known_steps():
     model = tanh_mlp(3)
-    groups = [{"params": model[0].parameters(), "lr": 1e-3}, {"params": model[2].parameters()}]
     for optimizer, words in (
-        (torch.optim.Adam(model.parameters()), "Adam does not take the steps.*average_epochs"),
-        (Wrapped(torch.optim.AdamW(model.parameters())), "AdamW does not take the steps"),
-        (torch.optim.LBFGS(model.parameters()), "LBFGS does not take the steps"),
-        (torch.optim.SGD(groups, lr=1e-2), "different step sizes.*average_epochs"),
+        (torch.optim.LBFGS(model.parameters()), "LBFGS has a step of its own"),
+        (Wrapped(torch.optim.RMSprop(model.parameters())), "RMSprop has a step of its own"),
+        (torch.optim.SGD(model[0].parameters(), lr=1e-2), "does not train '2.weight'"),
         ("SGD", "optimizer is 'SGD'"),
     ):
         with pytest.raises(tacit.InputError, match=words):
@@ -336,3 +334,61 @@ def test_weights_that_moved_without_the_optimizer_are_refused():
         model[0].weight.mul_(2)
     with pytest.raises(tacit.InputError, match="changed without an update"):
         recorder.step()
+
+
+@pytest.mark.parametrize("updates", [1, 3])
+def test_the_metric_of_adam_and_of_groups_is_recorded(updates):
+    """A step moves by −T·M⁻¹(g + s·wθ): with one update each, exactly that of torch."""
+    model, (X, y) = tanh_mlp(3), random_data(3)
+    decay = 0.03
+    groups = [
+        {"params": model[0].parameters(), "lr": 2e-3},
+        {"params": model[2].parameters(), "lr": 5e-3},
+    ]
+    optimizer = torch.optim.AdamW(groups, weight_decay=decay, betas=(0.0, 0.99), eps=1e-3)
+    recorder, scales, forces = tacit.record(model, optimizer), [], []
+    for number in range(updates * 2):
+        optimizer.zero_grad()
+        F.mse_loss(model(X), y).backward()
+        before = params_of(model)
+        optimizer.step()
+        scales.append(tacit.regularizers.weight_decay.adam_metric(optimizer, model))
+        forces.append(
+            {n: p.grad + scales[-1][n] * decay * before[n] for n, p in model.named_parameters()}
+        )
+        if number % updates == updates - 1:
+            recorder.step()
+    path = recorder.trajectory()
+    assert path.times == [updates * 5e-3] * 2
+    for t in range(2):
+        window = slice(t * updates, (t + 1) * updates)
+        for name, moved in path.displacements[t].items():
+            rate = 2e-3 if name.startswith("0") else 5e-3
+            reach = sum(rate / s[name] for s in scales[window])
+            torch.testing.assert_close(path.metrics[t][name], path.times[t] / reach)
+            torch.testing.assert_close(path.scales[t][name], updates * rate / reach)
+            if updates == 1:
+                expected = -path.times[t] / path.metrics[t][name] * forces[t][name]
+                torch.testing.assert_close(moved, expected, rtol=1e-9, atol=1e-12)
+
+
+def test_plain_steps_have_no_metric_and_rates_of_groups_are_one():
+    model, (X, y) = tanh_mlp(3), random_data(3)
+    for rates in ((1e-2, 1e-2), (1e-2, 4e-2)):
+        layers = zip((model[0], model[2]), rates, strict=True)
+        optimizer = torch.optim.SGD([{"params": m.parameters(), "lr": r} for m, r in layers])
+        recorder = tacit.record(model, optimizer)
+        for _ in range(2):
+            optimizer.zero_grad()
+            F.mse_loss(model(X), y).backward()
+            optimizer.step()
+            recorder.step()
+        path = recorder.trajectory()
+        assert path.times == [max(rates)] * 2
+        if rates[0] == rates[1]:
+            assert not path.metrics
+        else:
+            assert {n: float(m) for n, m in path.metrics[1].items()} == pytest.approx(
+                {"0.weight": 4, "0.bias": 4, "2.weight": 1, "2.bias": 1}
+            )
+        assert not path.scales

@@ -110,7 +110,7 @@ def adam():
     slope = grad(total_size)(start)
     column = {n: (B - A - B * eps / s**2) * slope[n] / s for n, s in sizes.items()}
 
-    def flow(objective, point, time):
+    def flow(objective, point, time, step):
         def velocity(params):
             return {n: -g / (g.square() + eps).sqrt() for n, g in gradient(params).items()}
 

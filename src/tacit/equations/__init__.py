@@ -3,11 +3,12 @@
 from tacit.equations.difference import difference_equations, difference_target
 from tacit.equations.epochs import EpochAverages, average_epochs
 from tacit.equations.equations import Block, Equations, Family, Source, stack
-from tacit.equations.flow import euler, rk4
+from tacit.equations.flow import adam_flow, euler, on_batches, rk4
 from tacit.equations.recording import Recorder, record
 from tacit.equations.resampling import bootstrap
+from tacit.equations.steps import accumulated_target, trajectory_equations, trajectory_target
 from tacit.equations.target import Target, endpoint_equations, endpoint_target
-from tacit.equations.trajectory import Trajectory, trajectory_equations, trajectory_target
+from tacit.equations.trajectory import Trajectory
 
 __all__ = [
     "Block",
@@ -18,6 +19,8 @@ __all__ = [
     "Source",
     "Target",
     "Trajectory",
+    "accumulated_target",
+    "adam_flow",
     "average_epochs",
     "bootstrap",
     "difference_equations",
@@ -25,6 +28,7 @@ __all__ = [
     "endpoint_equations",
     "endpoint_target",
     "euler",
+    "on_batches",
     "record",
     "rk4",
     "stack",

@@ -7,7 +7,6 @@ from torch import Tensor
 from tacit.equations.equations import Equations, PointFacts
 from tacit.equations.rows import check_candidates
 from tacit.equations.target import (
-    GROUPS,
     Setting,
     Target,
     TargetPoint,
@@ -15,6 +14,7 @@ from tacit.equations.target import (
     independent_draws,
     write_equations,
 )
+from tacit.equations.trajectory import GROUPS
 from tacit.errors import check_whole
 from tacit.objective.objective import Objective, check_objective
 from tacit.objective.params import Params, Scope, norm

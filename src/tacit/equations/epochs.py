@@ -10,18 +10,13 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from tacit.equations.clipping import GradientSizes, clipped_part, was_skipped
 from tacit.equations.equations import Equations
-from tacit.equations.recording import (
-    GradientSizes,
-    Momentum,
-    WrapperWatch,
-    clipped_part,
-    flow_times,
-    was_skipped,
-)
+from tacit.equations.recording import Momentum, WrapperWatch, flow_times
 from tacit.equations.rows import check_candidates
+from tacit.equations.steps import trajectory_target
 from tacit.equations.target import Setting, Target, TargetPoint
-from tacit.equations.trajectory import Trajectory, trajectory_target
+from tacit.equations.trajectory import Trajectory
 from tacit.errors import InputError, check_type, check_whole
 from tacit.objective.models import (
     BatchNorm,

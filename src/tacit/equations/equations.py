@@ -56,8 +56,8 @@ class PointFacts:
     """Part of the updates whose gradients look clipped."""
     memory: float = 0.0
     """Steps over which momentum correlates the noise, 1/(1−β); 0 where it was taken out."""
-    step_size: float = 0.0
-    """Mean time of steps that were compared with a flow (`rk4`); 0 for all others."""
+    step_sizes: tuple[float, ...] = ()
+    """Times of the steps, where they were compared with a flow (`rk4`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +65,7 @@ class Source(PointFacts):
     """Where equations came from: the facts in the header of a summary."""
 
     mode: str
-    """endpoint, difference or trajectory."""
+    """endpoint, difference, trajectory or accumulated."""
     loss: str
     examples: int
     parameters: int
@@ -331,7 +331,7 @@ def _check_family(family: Family) -> None:
 
 
 def _check_source(source: Source) -> None:
-    if source.mode not in ("endpoint", "difference", "trajectory"):
+    if source.mode not in ("endpoint", "difference", "trajectory", "accumulated"):
         raise ValueError(f"mode of a source is {source.mode[:40]!r}")
     norms = {k: v for k, v in vars(source).items() if isinstance(v, float) and k != "loss_value"}
     if negative := [k for k, v in norms.items() if v < 0]:

@@ -1,6 +1,5 @@
 """Recording the steps of a training loop as they happen."""
 
-from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -10,24 +9,18 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
+from tacit.equations.clipping import GradientSizes, clipped_part, was_skipped
 from tacit.equations.trajectory import Trajectory, check_time
 from tacit.errors import InputError, check_type
 from tacit.objective.models import copy_statistics, trainable, used_statistics
 from tacit.objective.params import Params, Point, to_float64
 from tacit.regularizers.weight_decay import (
+    adam_metric,
     adam_scale,
     parameter_names,
     step_rule,
     unwrap_optimizer,
 )
-
-FLAT, DIFFERENT = 1e-5, 1e-3
-"""Relative differences: sizes of clipped gradients agree to FLAT, and other sizes of them do not to
-DIFFERENT."""
-FEW_TIES = 0.95
-"""Part of the sizes that are not cut off which must differ from each other."""
-MOST_UPDATES, MOST_ENTRIES = 2000, 1000
-"""How many updates, and about how many entries of each gradient, are looked at for clipping."""
 
 
 class Recorder:
@@ -40,7 +33,8 @@ class Recorder:
         self._carried: list[Params] = []
         self._elapsed = None if optimizer is None else 0.0
         self._missing, self._buffers = 0.0, MomentumBuffers()
-        self._momentum = Momentum(model)
+        self._momentum, self._rates = Momentum(model), Rates(model)
+        self._metrics: list[tuple[Params, Params]] = []
         self._updates, self._most_updates = 0, 1
         self._wrapper = None if optimizer is None else WrapperWatch(model, optimizer)
         self._sizes: GradientSizes | None = None
@@ -60,7 +54,7 @@ class Recorder:
     def _count_time(self, optimizer: Optimizer, *_: object) -> None:
         if was_skipped(optimizer):
             return
-        time = flow_time(self._model, optimizer)
+        time = self._rates.add(optimizer)
         self._elapsed = (self._elapsed or 0.0) + time
         self._missing += time * self._buffers.after_step(optimizer)
         for _update in self._momentum.after_step(optimizer):
@@ -88,6 +82,7 @@ class Recorder:
         self._times.append(float(step_size))
         self._young.append(self._missing / self._elapsed if self._elapsed else 0.0)
         self._carried.append(self._momentum.take_carried())
+        self._metrics.append(self._rates.take_metric())
         self._most_updates, self._updates = max(self._most_updates, self._updates), 0
         self._elapsed, self._missing = None if self._elapsed is None else 0.0, 0.0
 
@@ -119,14 +114,24 @@ class Recorder:
             carried=tuple(self._carried) if any(self._carried) else (),
             momentum=self._momentum.largest,
             updates=self._most_updates,
+            **self._in_metric(),
         )
+
+    def _in_metric(self) -> dict[str, list[Params]]:
+        """Metrics and Adam's scales of the steps; nothing where all steps are plain."""
+        metrics, scales = ([pair[i] for pair in self._metrics] for i in (0, 1))
+        if not any(metrics):
+            return {}
+        return {"metrics": metrics, "scales": scales if any(scales) else []}
 
 
 def record(model: nn.Module, optimizer: Optimizer | None = None) -> Recorder:
     """Start recording a training loop: call `.step(step_size)` after each update.
 
-    With a torch SGD optimizer (or a wrapper that holds one as `.optimizer`) the step size is read
-    from it: η, or η/(1−β) with momentum β. Every step keeps a copy of the parameters.
+    With an optimizer (or a wrapper that holds one as `.optimizer`) the step size is read from it:
+    η, or η/(1−β) with momentum β of SGD. Every step keeps a copy of the parameters; after Adam or
+    AdamW also of the metric √v̂ + ε, in which their steps follow the gradient flow. Groups of
+    parameters may have their own rates, which are a metric too.
 
     What momentum carries over from earlier gradients is recorded too: `trajectory_equations` leaves
     it out, except against a flow (`rk4`). Trap: there η/(1−β) is right only after a burn-in of a
@@ -141,17 +146,51 @@ def record(model: nn.Module, optimizer: Optimizer | None = None) -> Recorder:
 
 
 def _check_optimizer(model: nn.Module, optimizer: Any) -> Optimizer:
-    """The optimizer inside its wrappers, of which every step must be one of gradient descent."""
+    """The optimizer inside its wrappers, whose steps must be those of torch's SGD or Adam."""
     optimizer = unwrap_optimizer(optimizer)
-    if step_rule(optimizer) != "SGD.step":
+    if step_rule(optimizer) not in ("SGD.step", "Adam.step"):
         raise InputError(
-            f"{type(optimizer).__name__} does not take the steps of torch.optim.SGD, so its steps "
-            "do not follow the gradient flow of the loss (Adam rescales each coordinate by its own "
-            "history). Train with SGD, leave the optimizer out and pass the step size to "
-            "recorder.step, or use average_epochs or endpoint_equations."
+            f"{type(optimizer).__name__} has a step of its own, and in which time and metric it "
+            "follows the gradient flow of the loss is not known. Train with torch's SGD, Adam or "
+            "AdamW; or leave the optimizer out, pass the step size to recorder.step, and the "
+            "metric to trajectory_equations; or use endpoint_equations."
         )
-    flow_time(model, optimizer)  # raises here rather than at the first update
+    flow_times(model, optimizer, trainable(model))  # raises here rather than at the first update
     return optimizer
+
+
+class Rates:
+    """The rates of updates by parameter, from which the metric of a step follows.
+
+    An update moves a parameter by −r·s⁻¹g, with r its flow time and s = √v̂ + ε of Adam, or 1. Over
+    a step of time T it is −T·M⁻¹g with M = T/Σ(r/s). The mean of s is Σr/Σ(r/s).
+    """
+
+    def __init__(self, model: nn.Module):
+        self._model = model
+        self._sums: dict[str, tuple[float, Tensor | float]] = {}
+        """By parameter, Σr and Σ(r/s)."""
+        self._time, self._adam = 0.0, False
+
+    def add(self, optimizer: Optimizer) -> float:
+        """Count one update, and return the largest flow time of any parameter."""
+        times = flow_times(self._model, optimizer, trainable(self._model))
+        scales = adam_metric(optimizer, self._model)
+        self._adam = self._adam or bool(scales)
+        for name, rate in times.items():
+            rates, reach = self._sums.get(name, (0.0, 0.0))
+            self._sums[name] = rates + rate, reach + rate / scales.get(name, 1.0)
+        self._time += max(times.values())
+        return max(times.values())
+
+    def take_metric(self) -> tuple[Params, Params]:
+        """M and the mean of s since the last call, by parameter; both empty for plain steps."""
+        (sums, time), self._sums, self._time = (self._sums, self._time), {}, 0.0
+        if not self._adam and all(reach == time for _, reach in sums.values()):
+            return {}, {}
+        metric = {n: torch.as_tensor(time / reach).double() for n, (_, reach) in sums.items()}
+        scale = {n: torch.as_tensor(r / reach).double() for n, (r, reach) in sums.items()}
+        return metric, scale if self._adam else {}
 
 
 class WrapperWatch:
@@ -199,7 +238,8 @@ class MomentumBuffers:
     """How far the momentum buffers that were empty when first seen are from their steady size.
 
     From a constant gradient g, the k-th step of an empty buffer is η (1 − β^k)/(1 − β) g: it falls
-    short of the flow time η/(1−β) by the part β^k.
+    short of the flow time η/(1−β) by the part β^k. Adam's means are corrected for that, but are
+    means over k steps only: what they remember of earlier ones is short by the part β^k.
     """
 
     def __init__(self) -> None:
@@ -312,105 +352,6 @@ def _adam_update(
     return Update(start, gradient + decay * scale * start, rate * (gradient / scale - moved))
 
 
-class GradientSizes:
-    """Sizes of the gradients of the last updates, from which `clipped_part` tells clipping.
-
-    By update: the norm of every tensor; of the entries of matrices their absolute sum, the largest,
-    and how many are as large; and the largest entry of vectors. They stay on their device, so that
-    no update waits for them.
-    """
-
-    def __init__(self, optimizer: Optimizer):
-        self._rows: deque[Tensor] = deque(maxlen=MOST_UPDATES)
-        self.hooks = (
-            optimizer.register_step_pre_hook(self._before_step),
-            optimizer.register_step_post_hook(self._after_step),
-        )
-
-    def last(self, updates: int = MOST_UPDATES) -> Tensor:
-        """One row for each of that many updates, the latest last."""
-        rows = list(self._rows)[-updates:]
-        rows = [row.to(rows[-1]) for row in rows if len(row) == len(rows[-1])]
-        return torch.stack(rows) if rows else torch.zeros(0, 5)
-
-    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if not _has_closure(args, kwargs):
-            self._add_row(optimizer)
-
-    def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if _has_closure(args, kwargs):  # which computed the gradients
-            self._add_row(optimizer)
-
-    @torch.no_grad()
-    def _add_row(self, optimizer: Optimizer) -> None:
-        parameters = (p for group in optimizer.param_groups for p in group["params"])
-        gradients = [g for p in parameters if (g := p.grad) is not None and g.numel()]
-        gradients = [_widen(g) for g in gradients if g.layout is torch.strided]
-        if not gradients or was_skipped(optimizer):
-            return
-        device = gradients[0].device
-        norms = torch.stack([torch.linalg.vector_norm(g).to(device) for g in gradients])
-        matrices = [g for g in gradients if g.ndim > 1] or gradients
-        samples = [g.reshape(-1)[:: 1 + g.numel() // MOST_ENTRIES].to(device) for g in matrices]
-        entries = torch.cat(samples).abs_()
-        largest = entries.max()
-        vectors = [g.abs().max().to(device) for g in gradients if g.ndim <= 1]
-        in_vectors = torch.stack(vectors).max() if vectors else torch.zeros_like(largest)
-        facts = torch.stack([entries.sum(), largest, (entries == largest).sum(), in_vectors])
-        self._rows.append(torch.cat([norms, facts]))
-
-
-def clipped_part(sizes: Tensor, updates: int | None = None) -> float:
-    """The part of the last updates whose gradients look clipped, judged from all rows of sizes.
-
-    Clipping cuts off the sizes of gradients that differ: the norm of all, those of two or more
-    tensors, or entries. At rest, where the gradient stays the same, nothing differs.
-    """
-    if len(sizes) < 3:
-        return 0.0
-    sizes = sizes.double().cpu()
-    norms, (entry_sum, entry, shared, vector_entry) = sizes[:, :-4], sizes[:, -4:].T
-    total, largest = norms.norm(dim=1), norms.amax(1)
-    equal_norms = (norms >= largest[:, None] * (1 - FLAT)).sum(1)
-    clipped = (
-        _cut_off(total, entry_sum, torch.full_like(total, 2))
-        | _cut_off(largest, entry_sum, equal_norms)
-        | _cut_off(entry, total, shared)
-        | _cut_off_once(entry, total)
-        | _cut_off_once(vector_entry, total)
-    )
-    return float(clipped[-(updates or len(clipped)) :].double().mean())
-
-
-def _cut_off(size: Tensor, other: Tensor, shared: Tensor) -> Tensor:
-    """The updates of the largest size, if three or more have it, share it, and differ in others."""
-    top = size >= size.max() * (1 - FLAT)
-    lowest, highest = other[top].aminmax() if top.any() else (other[0], other[0])
-    differ = top.sum() >= 3 and highest - lowest > DIFFERENT * highest
-    return top & bool(differ and shared[top].median() >= 2)
-
-
-def _cut_off_once(size: Tensor, other: Tensor) -> Tensor:
-    """The same where each has it once: if it is exactly the same, and smaller sizes all differ.
-
-    Under some losses (l1_loss, hinge) gradients of biases have few values: smaller ones repeat too.
-    """
-    top, below = size == size.max(), size[size < size.max()]
-    if top.sum() < 3 or len(below) < 3 or len(below.unique()) < FEW_TIES * len(below):
-        return torch.zeros_like(top)
-    return _cut_off(torch.where(top, size, 0.0), other, torch.full_like(size, 2))
-
-
-def _has_closure(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether step was called with a closure; the first argument is the optimizer itself."""
-    return any(value is not None for value in (*args[1:], *kwargs.values()))
-
-
-def _widen(gradient: Tensor) -> Tensor:
-    """At least in float32."""
-    return gradient.float() if gradient.itemsize < 4 else gradient
-
-
 def _members(optimizer: Optimizer) -> Iterable[tuple[Tensor, dict[str, Any]]]:
     """All parameters, each with its group."""
     return ((p, group) for group in optimizer.param_groups for p in group["params"])
@@ -433,26 +374,11 @@ def _buffer(optimizer: Optimizer, parameter: Tensor) -> Tensor | None:
 
 def _missing_part(group: dict[str, Any], age: int) -> float:
     """1 − (step of a buffer of this age)/(step of a full one); torch does not dampen the first."""
+    if "betas" in group:
+        return max(map(float, group["betas"])) ** age
     momentum, dampening = float(group["momentum"]), float(group.get("dampening", 0))
     first = 1 - (1 - momentum) / (1 - dampening) if dampening < 1 else momentum
     return abs(first) * momentum ** (age if group.get("nesterov") else age - 1)
-
-
-def was_skipped(optimizer: Optimizer) -> bool:
-    """Whether a GradScaler told a fused optimizer, which is called anyway, not to move."""
-    found_inf = getattr(optimizer, "found_inf", None)
-    return found_inf is not None and bool(float(found_inf))
-
-
-def flow_time(model: nn.Module, optimizer: Optimizer) -> float:
-    """Flow time of one step, the same for all parameters: η, or η/(1−β) with momentum β."""
-    times = set(flow_times(model, optimizer, trainable(model)).values())
-    if len(times) > 1:
-        raise InputError(
-            f"the optimizer's groups have different step sizes (flow times {sorted(times)}), but "
-            "one time per step is needed: use the same lr and momentum for all, or average_epochs."
-        )
-    return times.pop()
 
 
 def flow_times(model: nn.Module, optimizer: Optimizer, params: Params) -> dict[str, float]:

@@ -1,8 +1,8 @@
 """From gradients to blocks: rows of [design | targets] are read in slices and factorised."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from tacit.regularizers.family import (
     Regularizer,
     Subspace,
     check_one_strength,
+    difference_of,
     join_columns,
     smallest_subspace,
 )
@@ -25,6 +26,8 @@ CHUNK = 2**21
 
 Averaged = Mapping[Regularizer, Columns]
 """For regularizers that were averaged over an epoch, their mean columns."""
+ScaledByTime = bool | Collection[Regularizer]
+"""Whether columns are multiplied by each step's time; or of which regularizers."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,6 +42,8 @@ class BoundCandidates:
     known: list[tuple[float, Columns]]
     """Known columns, each times what is to be subtracted from the target: its strength, or 0 where
     the target has it already."""
+    weights: Params = field(default_factory=dict)
+    """By parameter, what its rows are multiplied by; empty for one."""
 
     def families_on(self, name: str) -> list[Columns]:
         """The columns, estimated and known, that cover a tensor."""
@@ -64,6 +69,21 @@ class Candidates:
     followed: bool = False
     """Whether the reference of a trajectory followed the known penalties, so that the target has
     them already."""
+    per_time: frozenset[Regularizer] = frozenset()
+    """Those whose columns are multiplied by each step's time."""
+
+    def scaled_by_time(self, scaled: ScaledByTime) -> "Candidates":
+        """The candidates, all or some of them with columns that are multiplied by time."""
+        if isinstance(scaled, bool):
+            return replace(self, per_time=frozenset(self.estimated) if scaled else frozenset())
+        check_type("scaled_by_time", scaled, Collection, "True, or a list of the regularizers")
+        if unknown := [r for r in scaled if r not in self.estimated]:
+            names = ", ".join(str(getattr(r, "name", r)) for r in unknown)
+            raise InputError(
+                f"scaled_by_time has {names}, which is not among the candidates: pass True, or a "
+                "list of the same objects."
+            )
+        return replace(self, per_time=frozenset(scaled))
 
     def of_flow(self, objective: Objective, *, followed: bool) -> "Candidates":
         """The candidates of a trajectory, which followed the flow of L + Σ known.
@@ -98,6 +118,9 @@ class Candidates:
         averaged: Averaged | None = None,
         metric: Params | None = None,
         unreached: Sequence[str] = (),
+        time: float = 0.0,
+        weights: Params | None = None,
+        start: Params | None = None,
     ) -> BoundCandidates:
         """All columns at these parameters.
 
@@ -107,11 +130,17 @@ class Candidates:
             averaged: the columns that are means over an epoch.
             metric: the optimizer's metric at that time, for penalties that are in it.
             unreached: parameters that the loss does not reach; they have no equations.
+            time: the time of a step, for columns that are multiplied by it.
+            weights: by parameter, what the rows of equations are multiplied by.
+            start: a point whose columns are subtracted.
         """
         averaged, regularizers = averaged or {}, (*self.estimated, *self.known)
         check_averaged(averaged, regularizers)
         in_metric = {r: r.in_metric(metric) for r in regularizers if metric and r.in_metric}
         parts = {r: averaged.get(r) or in_metric.get(r, r).bind(params) for r in regularizers}
+        if start is not None:
+            parts = {r: difference_of(part, r.bind(start)) for r, part in parts.items()}
+        parts |= {r: parts[r].scaled(time) for r in self.per_time}
         columns = join_columns([parts[r] for r in self.estimated])
         known_names = [r.name for r in self.known]
         for what, names in (("regularizers", columns.names), ("known penalties", known_names)):
@@ -123,11 +152,15 @@ class Candidates:
         for r in self.known:
             check_one_strength(r, len(parts[r].names))
         families = tuple(
-            Family(r.name, r.kind, len(parts[r].names), r.definition) for r in self.estimated
+            Family(r.name, r.kind, len(parts[r].names), self._definition(r)) for r in self.estimated
         )
         known = [(0.0 if self.followed else s, parts[r]) for r, s in self.known.items()]
         names = reached_rows(select(params, rows, what="rows"), unreached)
-        return BoundCandidates(params, names, families, columns, known)
+        return BoundCandidates(params, names, families, columns, known, weights or {})
+
+    def _definition(self, regularizer: Regularizer) -> str:
+        """What distinguishes a candidate from others of its name."""
+        return regularizer.definition + " per time" * (regularizer in self.per_time)
 
 
 def reached_rows(names: Sequence[str], unreached: Sequence[str]) -> tuple[str, ...]:
@@ -288,6 +321,10 @@ def read_rows(
     if space is not None:
         design, values = space.project(design), space.project(values)
         kinks = None if kinks is None else kinks.any().expand(len(kinks))
+    if name in bound.weights:
+        weight = bound.weights[name].flatten()
+        weight = (weight if len(weight) == 1 else weight[part])[:, None]
+        design, values = design * weight.to(design), values * weight.to(values)
     return design, values, kinks
 
 

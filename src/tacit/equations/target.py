@@ -17,10 +17,12 @@ from tacit.equations.rows import (
     Averaged,
     BoundCandidates,
     Candidates,
+    ScaledByTime,
     check_candidates,
     write_blocks,
     write_means,
 )
+from tacit.equations.trajectory import GROUPS
 from tacit.errors import InputError
 from tacit.objective.objective import Objective, check_objective
 from tacit.objective.params import Params, Scope, fingerprint, norm
@@ -28,15 +30,12 @@ from tacit.objective.passes import PassResult
 from tacit.objective.randomness import split_draws
 from tacit.regularizers.family import Regularizer
 
-GROUPS = 8
-"""Default number of groups of draws; intervals then have 7 degrees of freedom."""
-
 
 @dataclass(frozen=True, eq=False)
 class Setting:
     """What a target was computed from."""
 
-    mode: Literal["endpoint", "difference", "trajectory"]
+    mode: Literal["endpoint", "difference", "trajectory", "accumulated"]
     objective: Objective
     """The objective; the technique, for a difference."""
     plain: Objective | None = None
@@ -72,6 +71,12 @@ class TargetPoint:
     facts: PointFacts = field(default_factory=PointFacts)
     metric: Params = field(default_factory=dict)
     """The optimizer's metric at that time, √v̂ + ε of Adam; empty where it is not known."""
+    time: float = 0.0
+    """The time of the step, for a trajectory."""
+    weights: Params = field(default_factory=dict)
+    """By parameter, what the rows of its equations are multiplied by; empty for one."""
+    start: Params | None = None
+    """The point whose columns are subtracted, for an integral over a path."""
     fingerprint: tuple[float, ...] = ()
     """Of the parameters when the target was computed; they may be the model's live weights."""
 
@@ -81,8 +86,8 @@ class TargetPoint:
     @property
     def binding(self) -> dict[str, Any]:
         """What `Candidates.bind` needs of a point beside its parameters."""
-        unreached = self.facts.unreached
-        return {"averaged": self.averaged, "metric": self.metric, "unreached": unreached}
+        at = {n: getattr(self, n) for n in ("averaged", "metric", "time", "weights", "start")}
+        return {**at, "unreached": self.facts.unreached}
 
     def check_unchanged(self) -> None:
         """Refuse parameters that have changed since the target was computed."""
@@ -143,6 +148,7 @@ class Target:
         *,
         known: Mapping[Regularizer, float] | None = None,
         rows: Scope = None,
+        scaled_by_time: ScaledByTime = False,
     ) -> Equations:
         """Equations Σ λ_k ∇R_k = target at every point.
 
@@ -152,9 +158,17 @@ class Target:
                 subtracted from the target. A difference has none. A flow (`rk4`) follows them, by
                 default those of `trajectory_target`; with others it is computed again.
             rows: which parameters' equations to use; by default all.
+            scaled_by_time: True, or the regularizers whose columns are multiplied by each step's
+                time; for trajectories, see `trajectory_equations`.
         """
         followed = self.setting.followed
         candidates = check_candidates(regularizers, followed if known is None else known)
+        candidates = candidates.scaled_by_time(scaled_by_time)
+        if candidates.per_time and not all(point.time for point in self.points):
+            raise InputError(
+                f"scaled_by_time is {scaled_by_time!r}, but {self.setting.mode} equations have no "
+                "steps: leave it out, or pass a target of trajectory_target."
+            )
         if candidates.known and self.setting.mode == "difference":
             raise InputError(
                 "known penalties are the same with and without the technique: leave known= out."
@@ -242,7 +256,7 @@ def _as_steps(equations: Equations) -> Equations:
         steps=len(sources),
         gradient_norm=math.sqrt(sum(s.gradient_norm**2 for s in sources) / len(sources)),
         burn_in=math.hypot(*(s.burn_in for s in sources)),
-        step_size=sum(s.step_size for s in sources) / len(sources),
+        step_sizes=tuple(size for s in sources for size in s.step_sizes),
         unreached=tuple(in_all),
     )
     blocks, alternatives = (

@@ -1,38 +1,18 @@
-"""The trajectory equations: what force besides the loss gradient moved the weights?"""
+"""Trajectories: the points of a training run, how far it moved from each, and in what time."""
 
-import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any
 
 import torch
-from torch import Tensor
 
-from tacit.equations.equations import Equations, PointFacts
-from tacit.equations.flow import Flow, Reference, euler, rk4
-from tacit.equations.rows import check_candidates, check_known
-from tacit.equations.target import Setting, Target, TargetPoint, write_equations
 from tacit.errors import InputError, check_number, check_type
-from tacit.objective.models import BatchNorm, own_names
-from tacit.objective.objective import Objective, check_objective
-from tacit.objective.params import (
-    Params,
-    Scope,
-    check_alike,
-    check_finite,
-    coarsest_dtype,
-    norm,
-    square_norm,
-    to_float64,
-)
-from tacit.regularizers.family import Regularizer
+from tacit.objective.models import BatchNorm
+from tacit.objective.params import Params, Point, check_alike, check_finite, to_float64
 
-PIECE = 8
-"""Steps over which the target of a trajectory counts as the same."""
-MOST_ALTERNATIVES = 256
-"""About so many steps of a trajectory have equations with other families."""
+GROUPS = 8
+"""Groups of runs in a mean over runs, or of draws; intervals then have 7 degrees of freedom."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,7 +20,8 @@ class Trajectory:
     """Points θ_t, displacements θ_{t+1} − θ_t, and the flow time that each displacement took.
 
     The time is η for a step of gradient descent, η·steps for an epoch, η/(1−β) for momentum β
-    after burn-in. Trap: Adam's steps do not follow the gradient flow of L; see `record`.
+    after burn-in. Trap: Adam's steps follow the gradient flow of L only in a metric. `record` keeps
+    it; for a trajectory from elsewhere, pass metric= to `trajectory_equations`.
     """
 
     points: Sequence[Params]
@@ -59,6 +40,13 @@ class Trajectory:
     """The momentum β of these steps, where a recorder saw it."""
     updates: int = 1
     """The most updates in one displacement, where a recorder saw them."""
+    metrics: Sequence[Params] = ()
+    """M of each step, where a recorder saw one: a step moves by −time·M⁻¹∇L. Entries are tensors
+    of a parameter's shape (√v̂ + ε of Adam) or single numbers (rates of groups)."""
+    scales: Sequence[Params] = ()
+    """√v̂ + ε of Adam at each step, where a recorder saw it."""
+    groups: Sequence[Sequence[Params]] = ()
+    """For each step of a mean over runs: the displacements of independent groups of them."""
 
     def __post_init__(self) -> None:
         parts = (self.points, self.displacements, self.times)
@@ -72,8 +60,8 @@ class Trajectory:
             )
         for step, (point, displacement, time) in enumerate(zip(*parts, strict=True)):
             check_time(time)
-            _check_like(point, self.points[0], what=f"point {step}")
-            _check_like(displacement, self.points[0], what=f"displacement {step}")
+            check_like(point, self.points[0], what=f"point {step}")
+            check_like(displacement, self.points[0], what=f"displacement {step}")
 
     def __len__(self) -> int:
         return len(self.points)
@@ -96,7 +84,7 @@ class Trajectory:
                 "given: pass one per step, or a single number."
             )
         for number, position in enumerate(positions):
-            _check_like(position, positions[0], what=f"position {number}")
+            check_like(position, positions[0], what=f"position {number}")
         displacements = []
         for number, (start, end) in enumerate(pairwise(positions)):
             if any(start[n].data_ptr() == end[n].data_ptr() for n in start if start[n].numel()):
@@ -108,6 +96,44 @@ class Trajectory:
                 {n: to_float64(end[n].detach()) - to_float64(start[n].detach()) for n in start}
             )
         return cls(positions[:-1], displacements, times)
+
+    @classmethod
+    def mean(cls, trajectories: Sequence["Trajectory"], *, sampled: bool = True) -> "Trajectory":
+        """The mean over runs: orders of batches, clients, chains.
+
+        Points and displacements are averaged, step by step. Times must agree.
+
+        Args:
+            trajectories: the runs, of equally many steps.
+            sampled: whether they are a random sample, so that their disagreement is noise, from
+                which a fit has error bars. Pass False for all that there are: all clients, or all
+                orders of the batches.
+        """
+        runs = list(trajectories)
+        for number, run in enumerate(runs):
+            check_type(f"run {number} of Trajectory.mean", run, Trajectory, "a tacit.Trajectory")
+        check_type("sampled", sampled, bool, "True or False")
+        if not runs or any(list(run.times) != list(runs[0].times) for run in runs):
+            raise InputError(
+                f"{len(runs)} runs of different steps or times cannot be averaged: pass one or "
+                "more, of the same times step by step."
+            )
+        parts = [[run.displacements[t] for run in runs] for t in range(len(runs[0]))]
+        groups = min(GROUPS, len(runs)) if sampled else 1
+        return cls(
+            [_mean_params([run.points[t] for run in runs]) for t in range(len(runs[0]))],
+            [_mean_params(part) for part in parts],
+            list(runs[0].times),
+            young_momentum=[max(y) for y in zip(*(r.young_momentum for r in runs), strict=False)],
+            batch_norm=runs[0].batch_norm,
+            clipped=max(run.clipped for run in runs),
+            carried=_mean_steps([run.carried for run in runs]),
+            momentum=max(run.momentum for run in runs),
+            updates=max(run.updates for run in runs),
+            metrics=_mean_steps([run.metrics for run in runs]),
+            scales=_mean_steps([run.scales for run in runs]),
+            groups=[_group_means(part, groups) for part in parts] if groups > 1 else (),
+        )
 
     def halved(self) -> "Trajectory":
         """The same points with steps of half the size: half the displacement in half the time.
@@ -126,8 +152,37 @@ class Trajectory:
                 f"steps with {what} cannot be halved afterwards: they depend on forces at earlier "
                 "points. Train with half the step size, and record that."
             )
-        halves = [{n: moved / 2 for n, moved in step.items()} for step in self.displacements]
-        return replace(self, displacements=halves, times=[time / 2 for time in self.times])
+        halves = [_halve(step) for step in self.displacements]
+        groups = [[_halve(group) for group in step] for step in self.groups]
+        times = [time / 2 for time in self.times]
+        return replace(self, displacements=halves, times=times, groups=groups)
+
+
+def _halve(displacement: Params) -> Params:
+    return {n: moved / 2 for n, moved in displacement.items()}
+
+
+def _mean_params(runs: Sequence[Params]) -> Params:
+    """The mean of named tensors, in float64; with the mean of their buffers, if they have any."""
+    mean = {n: sum(to_float64(run[n].detach()) for run in runs) / len(runs) for n in runs[0]}
+    if not isinstance(first := runs[0], Point):
+        return mean
+    buffers = [run.buffers for run in runs if isinstance(run, Point)]
+    floats = {n for n, b in first.buffers.items() if b.is_floating_point()}
+    means = {n: torch.stack([b[n] for b in buffers]).mean(0) for n in floats}
+    return Point(mean, {**first.buffers, **means})
+
+
+def _mean_steps(runs: Sequence[Sequence[Params]]) -> Sequence[Params]:
+    """The means over runs, step by step; empty if a run has none."""
+    return [_mean_params(step) for step in zip(*runs, strict=True)] if all(runs) else ()
+
+
+def _group_means(runs: Sequence[Params], groups: int) -> list[Params]:
+    """The means of groups of runs, shifted so that their mean is that of all runs."""
+    parts = [_mean_params(runs[group::groups]) for group in range(groups)]
+    shift, whole = _mean_params(parts), _mean_params(runs)
+    return [{n: part[n] + whole[n] - shift[n] for n in part} for part in parts]
 
 
 def check_time(time: float) -> None:
@@ -135,163 +190,13 @@ def check_time(time: float) -> None:
     check_number("the time of a step (η, or η/(1−β) with momentum β)", time, above=0)
 
 
-def _check_like(vector: Params, reference: Params, *, what: str) -> None:
+def check_like(vector: Params, reference: Params, *, what: str) -> None:
     """Refuse other names or shapes than the reference's, and values that are not finite."""
     check_alike(vector, reference, what=what)
     check_finite(vector, what=what)
 
 
-def trajectory_target(
-    objective: Objective,
-    trajectory: Trajectory,
-    *,
-    reference: Reference = euler,
-    known: Mapping[Regularizer, float] | None = None,
-) -> Target:
-    """(reference − observed displacement)/time at every step; holds one float64 vector per step.
-
-    `trajectory_equations` reads the steps one at a time instead. `known` are penalties that
-    training did apply, with their strengths: the reference follows L + Σ known, and equations of
-    this target need no known=.
-    """
-    followed = check_known(known)
-    follow = partial(_target_points, objective, trajectory, reference)
-    points = tuple(follow(followed))
-    piece, every = _piece(trajectory, reference), _every(trajectory)
-    setting = Setting("trajectory", objective, piece=piece, every=every)
-    if reference is euler and not followed:  # known penalties are subtracted by the equations
-        return Target(setting, points)
-    return Target(replace(setting, followed=followed, follow=follow), points)
-
-
-def trajectory_equations(
-    objective: Objective,
-    trajectory: Trajectory,
-    regularizers: Regularizer | Sequence[Regularizer],
-    *,
-    reference: Reference = euler,
-    known: Mapping[Regularizer, float] | None = None,
-    rows: Scope = None,
-) -> Equations:
-    """Equations Σ λ_k ∇R_k(θ_t) = (reference − observed displacement)/time at every step.
-
-    The reference is where the unregularised flow would have gone: `euler` for what a step adds
-    to −η∇L, `rk4()` for what discrete steps add to gradient flow. Known penalties are part of the
-    flow: over several updates a penalty acts at other points than the first.
-
-    Trap: the target is a small difference. In float32 it is lost in rounding at small steps, and
-    the fit then carries the Problem "no signal".
-
-    Args:
-        objective: the loss, without any penalty.
-        trajectory: points, displacements and times.
-        regularizers: candidates whose strengths are estimated.
-        reference: the displacement to compare with, reference(objective, point, time). The
-            objective's gradient is that of L + Σ known.
-        known: penalties that training did apply, with their strengths. The reference follows
-            L + Σ known, and `gradient_norm(objective)` is then ‖∇(L + Σ known)‖².
-        rows: which parameters' equations to use; by default all.
-    """
-    candidates = check_candidates(regularizers, known)
-    # One explicit step is linear in the gradient: the penalties' part is subtracted from it.
-    followed = None if reference is euler else candidates.known
-    points = _target_points(objective, trajectory, reference, followed or {})
-    piece, every = _piece(trajectory, reference), _every(trajectory)
-    setting = Setting("trajectory", objective, followed=followed, piece=piece, every=every)
-    return write_equations(setting, points, candidates, rows)
-
-
-def _target_points(
-    objective: Objective,
-    trajectory: Trajectory,
-    reference: Reference,
-    known: Mapping[Regularizer, float],
-) -> Iterator[TargetPoint]:
-    """The target of every step, one at a time; the reference follows L and the known penalties."""
-    check_objective(objective)
+def check_trajectory(trajectory: Any) -> None:
+    """Refuse anything but a trajectory."""
     makers = "tacit.Trajectory(points, displacements, times) or recorder.trajectory()"
     check_type("trajectory", trajectory, Trajectory, makers)
-    if not callable(reference) or reference is rk4:
-        raise InputError(
-            f"reference is {reference!r}: pass tacit.equations.euler or tacit.rk4(substeps=10)."
-        )
-    if objective.batch_norm and trajectory.batch_norm not in (None, objective.batch_norm):
-        changed = "changed" if trajectory.batch_norm == "batch" else "did not change"
-        raise InputError(
-            f"batch_norm={objective.batch_norm!r}, but the running statistics {changed} while the "
-            f"steps were recorded: training used batch_norm={trajectory.batch_norm!r}; pass that."
-        )
-    for step in _steps(trajectory, without_momentum=reference is euler):
-        point, time = step.point, step.time
-        params = objective.point(point, what="a trajectory's point")
-        displacement = own_names(objective.model, step.displacement)
-        flow = Flow(objective, known)
-        expected = reference(flow, params, time)
-        if known and not flow.followed:
-            raise InputError(
-                "the reference did not ask for objective.gradient(…), which has the known "
-                "penalties: follow that gradient, or leave known= out."
-            )
-        _check_like(expected, params, what="the reference displacement")
-        vector = {n: _rate_beyond(expected[n], displacement[n], time) for n in params}
-        floats = [t for t in point.values() if t.is_floating_point()]
-        eps = torch.finfo(coarsest_dtype(*params.values(), *floats)).eps
-        floors = {n: eps * math.sqrt(square_norm(p)) / time for n, p in params.items()}
-        rate = norm(expected) / time
-        facts = PointFacts(
-            unreached=flow.unreached(params),
-            burn_in=step.young_momentum * rate,
-            clipped=trajectory.clipped,
-            step_size=0.0 if reference is euler else time,
-            memory=step.memory,
-        )
-        yield TargetPoint(params, [vector], floors, rate, facts=facts)
-
-
-def _piece(trajectory: Trajectory, reference: Reference) -> int:
-    """See `Setting.piece`: steps whose momentum is taken out show the whole noise of a batch."""
-    carried = isinstance(trajectory, Trajectory) and trajectory.carried
-    return PIECE if reference is euler and carried else 0
-
-
-def _every(trajectory: Trajectory) -> int:
-    """See `Setting.every`."""
-    return 1 + len(trajectory) // MOST_ALTERNATIVES if isinstance(trajectory, Trajectory) else 1
-
-
-class _Step(NamedTuple):
-    """One step of a trajectory."""
-
-    point: Params
-    displacement: Params
-    time: float
-    young_momentum: float = 0.0
-    memory: float = 0.0
-
-
-def _steps(trajectory: Trajectory, *, without_momentum: bool) -> Iterator[_Step]:
-    """The steps, either as they moved, or free of what momentum carried over from earlier ones.
-
-    Without it the displacement is that of the step's own gradient, from the first step on: its
-    noise does not depend on that of earlier steps, which moved the weights already.
-    """
-    steps = zip(trajectory.points, trajectory.displacements, trajectory.times, strict=True)
-    if without_momentum and trajectory.carried:
-        for (point, displacement, time), carried in zip(steps, trajectory.carried, strict=True):
-            own = {
-                n: to_float64(moved.detach()) - carried[n].to(moved.device)
-                for n, moved in displacement.items()
-                if n in carried
-            }
-            yield _Step(point, {**displacement, **own}, time)
-        return
-    young = trajectory.young_momentum or [0.0] * len(trajectory)
-    memory = 1 / (1 - trajectory.momentum) if trajectory.momentum else 0.0
-    for step, missing in zip(steps, young, strict=True):
-        yield _Step(*step, missing, memory)
-
-
-def _rate_beyond(expected: Tensor, displacement: Tensor, time: float) -> Tensor:
-    """(expected − observed displacement)/time, in float64."""
-    expected = to_float64(expected)
-    return (expected - to_float64(displacement.detach()).to(expected.device)) / time

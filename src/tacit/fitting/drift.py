@@ -66,4 +66,4 @@ def average_pieces(values: Tensor, memory: float) -> Tensor:
     """
     size = max(1, round(2 * memory))
     pieces = len(values) // size
-    return values[len(values) - pieces * size :].reshape(pieces, size, -1).mean(1)
+    return values[len(values) - pieces * size :].reshape(pieces, size, *values.shape[1:]).mean(1)

@@ -12,8 +12,9 @@ if TYPE_CHECKING:
 
 def check_halved(fit: "Fit", halved: "Fit") -> None:
     """Refuse fits that are not of the same steps, at the full and at half the step size."""
-    sizes = [[source.step_size for source in f.sources] for f in (fit, halved)]
-    compared = zip(*sizes, strict=True) if len(sizes[0]) == len(sizes[1]) else [(0.0, 0.0)]
+    sizes = [[size for source in f.sources for size in source.step_sizes] for f in (fit, halved)]
+    alike = 0 < len(sizes[0]) == len(sizes[1])
+    compared = zip(*sizes, strict=True) if alike else [(0.0, 0.0)]
     same_steps = (fit.strengths.keys(), fit.rows) == (halved.strengths.keys(), halved.rows)
     if not same_steps or not all(
         whole > 0 and math.isclose(half, whole / 2, rel_tol=1e-6) for whole, half in compared

@@ -224,10 +224,10 @@ def _clipped(e: Evidence) -> Iterator[Finding]:
         yield e.equations.names, {"part": part}
 
 
-def _unexplained(e: Evidence, mode: str) -> Iterator[Finding]:
-    modes = {source.mode for source in e.equations.sources}
-    only_mode = modes.pop() if len(modes) == 1 else "endpoint"
-    if mode == only_mode and (e.explained < evidence.MIN_EXPLAINED or lacks_fit(e)):
+def _unexplained(e: Evidence, *modes: str) -> Iterator[Finding]:
+    in_use = {source.mode for source in e.equations.sources}
+    only_mode = in_use.pop() if len(in_use) == 1 else "endpoint"
+    if only_mode in modes and (e.explained < evidence.MIN_EXPLAINED or lacks_fit(e)):
         yield (
             e.equations.names,
             {"explained": max(e.explained, 0), "rest": describe_residual(e)},
@@ -260,12 +260,12 @@ def _unexplained_endpoint(e: Evidence) -> Iterator[Finding]:
     "Another regularizer is at work: add candidates, or split them with layerwise().",
 )
 def _unexplained_difference(e: Evidence) -> Iterator[Finding]:
-    """Less than {WELL_EXPLAINED:.0%} of a difference is explained.
+    """Less than {WELL_EXPLAINED:.0%} of a difference, or of an integral over a path, is explained.
 
     With groups of draws, it must be more than their noise by a test at {LACK_OF_FIT:.0%}, or more
     than {MIN_EXPLAINED:.0%}. The message is as for endpoints.
     """
-    return _unexplained(e, "difference")
+    return _unexplained(e, "difference", "accumulated")
 
 
 @row(

@@ -25,6 +25,7 @@ TARGETS = {
     "endpoint": "−∇L at one point",
     "difference": "∇L with the technique − ∇L without",
     "trajectory": "(reference − observed displacement)/time",
+    "accumulated": "−∫∇L over the path",
 }
 
 
@@ -202,7 +203,7 @@ def _error_bars(fit: "Fit") -> list[str]:
 
 def _step_errors(fit: "Fit") -> list[str]:
     """What the finite step changes, or how to find out, where steps were compared with a flow."""
-    if not any(source.step_size for source in fit.sources) or fit.sources[0].layer:
+    if not any(source.step_sizes for source in fit.sources) or fit.sources[0].layer:
         return []
     text = (
         "Error bars hold no error of the finite step size: Trajectory.halved() and "

@@ -14,7 +14,15 @@ from torch import Tensor
 
 from tacit.errors import InputError, check_number
 from tacit.objective.objective import Objective
-from tacit.objective.params import Params, Scope, float64_zeros, layer_of, select, to_float64
+from tacit.objective.params import (
+    Params,
+    Scope,
+    float64_zeros,
+    layer_of,
+    select,
+    shorten,
+    to_float64,
+)
 
 FamilyKind = Literal["", "l2", "smooth_l1", "diagonal", "symmetric"]
 """Families that the diagnostics and `Fit.matrix()` treat specially; "" for all others."""
@@ -63,6 +71,10 @@ class Columns:
     rows: Callable[[str, slice], Tensor]
     kinks: Callable[[str, slice], Tensor | None] = lambda tensor_name, part: None
     subspace: Callable[[str], Subspace | None] = lambda tensor_name: None
+
+    def scaled(self, factor: float) -> "Columns":
+        """The columns times a number."""
+        return replace(self, rows=lambda tensor_name, part: factor * self.rows(tensor_name, part))
 
 
 class TensorGradient(NamedTuple):
@@ -194,6 +206,21 @@ def join_columns(families: Sequence[Columns]) -> Columns:
         return smallest_subspace([f for f in families if tensor_name in f.active], tensor_name)
 
     return Columns(names, active, rows, kinks, subspace)
+
+
+def difference_of(end: Columns, start: Columns) -> Columns:
+    """The columns of one family at one point minus those at another."""
+    if end.names != start.names or end.active != start.active:
+        raise InputError(
+            f"{shorten(end.names)} cannot be subtracted from itself at the first point: it has "
+            "other columns there."
+        )
+    both = join_columns([end, start])
+
+    def rows(tensor_name: str, part: slice) -> Tensor:
+        return end.rows(tensor_name, part) - start.rows(tensor_name, part)
+
+    return replace(both, names=end.names, active=end.active, rows=rows)
 
 
 def smallest_subspace(families: Iterable[Columns], tensor_name: str) -> Subspace | None:

@@ -44,10 +44,10 @@ def linear_fit_of(fit: Fit, what: str) -> LinearFit:
     function that needs it.
     """
     origin = origin_of(fit, what)
-    if origin.setting.mode == "trajectory":
+    if origin.setting.mode in ("trajectory", "accumulated"):
         raise InputError(
-            f"the fit is of trajectory equations, but {what} needs one point with fixed weights. "
-            "Fits of steps and of epochs have error bars from the differences between them."
+            f"the fit is of {origin.setting.mode} equations, but {what} needs one point with fixed "
+            "weights. Fits of steps and epochs have error bars from the differences between them."
         )
     count, factor = len(fit.equations.names), fit.equations.factor()
     strengths = torch.tensor(list(fit.strengths.values()), dtype=torch.float64)
