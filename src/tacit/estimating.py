@@ -1,13 +1,18 @@
 """Estimates from a model, a loss and data in one call."""
 
 from collections.abc import Hashable, Mapping, Sequence
+from itertools import accumulate
 from typing import Any, TypeVar, overload
 
 from torch import Tensor, nn
 
+from tacit.equations.equations import Equations
+from tacit.equations.flow import Reference, euler
 from tacit.equations.resampling import check_point
-from tacit.equations.target import endpoint_equations
-from tacit.errors import InputError, check_type
+from tacit.equations.steps import trajectory_equations
+from tacit.equations.target import Target, endpoint_equations
+from tacit.equations.trajectory import Trajectory
+from tacit.errors import InputError, check_type, check_whole
 from tacit.fitting.fits import Fit, fit
 from tacit.objective.losses import Loss
 from tacit.objective.objective import Objective
@@ -36,7 +41,7 @@ def estimate(
 
 @overload
 def estimate(
-    objective: Objective,
+    objective: Objective | Target,
     regularizers: Candidates,
     /,
     *,
@@ -85,7 +90,9 @@ def estimate(
     Called as estimate(model, loss, data, regularizers), or as estimate(objective, regularizers)
     where the objective needs options or is not loss(model(inputs), target). The short way through
     `Objective`, `endpoint_equations` and `fit`: one pass over the data. With `population`, a second
-    pass adds error bars for the choice of examples, as `score_examples` does.
+    pass adds error bars for the choice of examples, as `score_examples` does. As
+    estimate(target, regularizers) it fits a target of any kind, also one from a file
+    (`Target.load`), without any pass.
 
     Args:
         model: the trained module; parameters with requires_grad=False are constants.
@@ -109,17 +116,27 @@ def estimate(
     >>> round(estimate(objective, [tacit.l2()]).strengths["l2"], 12)
     0.25
     """
+    if isinstance(model, Target):
+        _, regularizers = _given_objective(objective, model, loss, data, regularizers)
+        return _fit_of(model.equations(regularizers, known=known), nonnegative, population)
     if objective is None and not isinstance(model, Objective):
         _check_all_given(model=model, loss=loss, data=data, regularizers=regularizers)
         objective = Objective(model, loss, data)
     else:
         objective, regularizers = _given_objective(objective, model, loss, data, regularizers)
     equations = endpoint_equations(objective, regularizers, known=known)
+    return _fit_of(equations, nonnegative, population)
+
+
+def _fit_of(equations: Equations, nonnegative: bool, population: float | None) -> Fit:
     result = fit(equations, nonnegative=nonnegative)
     return result if population is None else with_sampling_errors(result, population)
 
 
-FORMS = "estimate(model, loss, data, regularizers) or estimate(objective, regularizers)"
+FORMS = (
+    "estimate(model, loss, data, regularizers), estimate(objective, regularizers) or "
+    "estimate(target, regularizers)"
+)
 
 
 def _check_all_given(**arguments: Any) -> None:
@@ -131,31 +148,66 @@ def _check_all_given(**arguments: Any) -> None:
         )
 
 
-def _given_objective(objective: Any, *positional: Any) -> tuple[Objective, Candidates]:
+def _given_objective(objective: Any, *positional: Any) -> tuple[Any, Candidates]:
     """Objective and regularizers of the second form, by position or by name; mixtures are refused.
 
     `positional` are the parameters model, loss, data and regularizers of the first form.
     """
     given = [argument for argument in (objective, *positional) if argument is not None]
-    if len(given) != 2 or not isinstance(given[0], Objective):
+    if len(given) != 2 or not isinstance(given[0], Objective | Target):
         kinds = ", ".join(type(argument).__name__ for argument in given)
         raise InputError(
-            f"estimate was given {kinds}: an Objective has its model, loss and data, so that it is "
-            f"passed with the regularizers only. The arguments are {FORMS}."
+            f"estimate was given {kinds}: an Objective, or a Target, has its model, loss and data, "
+            f"so that it is passed with the regularizers only. The arguments are {FORMS}."
         )
     return given[0], given[1]
 
 
+@overload
+def time_varying(
+    objective: Objective,
+    checkpoints: Trajectory,
+    regularizers: Candidates,
+    *,
+    known: Mapping[Regularizer, float] | None = None,
+    reference: Reference = euler,
+    steps: int = 1,
+) -> dict[float, Fit]: ...
+
+
+@overload
 def time_varying(
     objective: Objective,
     checkpoints: Mapping[Time, Mapping[str, Tensor]],
-    regularizers: Regularizer | Sequence[Regularizer],
+    regularizers: Candidates,
     *,
     known: Mapping[Regularizer, float] | None = None,
-) -> dict[Time, Fit]:
-    """Λ(t): one endpoint fit for every checkpoint of a run, by its time.
+) -> dict[Time, Fit]: ...
 
-    Each says which penalty would make that checkpoint an optimum, if training stopped there.
+
+def time_varying(
+    objective: Objective,
+    checkpoints: Any,
+    regularizers: Candidates,
+    *,
+    known: Mapping[Regularizer, float] | None = None,
+    reference: Reference = euler,
+    steps: int = 1,
+) -> dict[Any, Fit]:
+    """Λ(t): one fit for every checkpoint of a run, by its time, or for every step of a trajectory.
+
+    An endpoint fit says which penalty would make that checkpoint an optimum, if training stopped
+    there. That is far from the truth early in training. The fit of a trajectory's step says what
+    force besides ∇L moved the weights then, at any time of training.
+
+    Args:
+        objective: the loss, without any penalty.
+        checkpoints: parameters by time; or a `Trajectory`, whose fits have the time that had passed
+            when their first step began.
+        regularizers: candidates whose strengths are estimated.
+        known: penalties that training did apply, with their strengths.
+        reference: for a trajectory, as in `trajectory_equations`.
+        steps: for a trajectory, how many successive steps each fit is of; noise needs many.
 
     >>> import tacit, torch
     >>> X, y = torch.eye(2).double(), torch.tensor([[2.0], [4.0]]).double()
@@ -166,11 +218,30 @@ def time_varying(
     >>> {t: round(fit.strengths["l2"], 12) for t, fit in fits.items()}
     {1: 0.5, 2: 0.166666666667}
     """
-    check_type("checkpoints", checkpoints, Mapping, "a dictionary from time to parameters")
+    if isinstance(checkpoints, Trajectory):
+        equations = trajectory_equations(
+            objective, checkpoints, regularizers, known=known, reference=reference
+        )
+        return _fits_of_steps(equations, checkpoints.times, steps)
+    if reference is not euler or steps != 1:
+        raise InputError("reference= and steps= are for a trajectory: pass one, or leave them out.")
+    needed = "a dictionary from time to parameters, or a Trajectory"
+    check_type("checkpoints", checkpoints, Mapping, needed)
     if not checkpoints:
         raise InputError("checkpoints is empty: pass parameters for at least one time.")
-    fits: dict[Time, Fit] = {}
+    fits: dict[Any, Fit] = {}
     for time in track(checkpoints, total=len(checkpoints), label="checkpoints"):
         point = check_point(objective, checkpoints[time], what=f"checkpoint {time!r}")
         fits[time] = fit(endpoint_equations(objective, regularizers, params=point, known=known))
     return fits
+
+
+def _fits_of_steps(equations: Equations, times: Sequence[float], steps: int) -> dict[float, Fit]:
+    """The fit of every so many steps, by the time when they began; a shorter rest is left out."""
+    check_whole("steps", steps)
+    pieces = equations.steps(size=steps)
+    if not pieces:
+        raise InputError(f"steps={steps}, but the trajectory has {len(times)}: pass fewer.")
+    elapsed = [0.0, *accumulate(times)]
+    numbered = track(enumerate(pieces), total=len(pieces), label="steps")
+    return {elapsed[number * steps]: fit(piece) for number, piece in numbered}

@@ -98,13 +98,13 @@ def edited(header, *path, to):
 def save_made_up(path, header, factors):
     """A file that has the right format and checksum, whatever it holds."""
     head = header if isinstance(header, str) else json.dumps(header)
-    metadata = {"format": files.FORMAT, "head": head, "sha256": files._checksum(head, factors)}
+    metadata = {"format": files.EQUATIONS, "head": head, "sha256": files._checksum(head, factors)}
     save_file({str(i): f for i, f in enumerate(factors)}, path, metadata=metadata)
 
 
 def header_and_factors(path):
     EQUATIONS.save(path)
-    return files.read_file(path)
+    return files.read_file(path, files.EQUATIONS)
 
 
 MADE_UP = {
@@ -212,12 +212,12 @@ def test_a_made_up_file_is_refused(tmp_path, head, matrices, words):
 def test_names_and_formats_of_other_files_are_refused(tmp_path):
     EQUATIONS.save(tmp_path / "complete")
     tensors = load_file(tmp_path / "complete")
-    metadata = {"format": files.FORMAT, "head": "{}", "sha256": "0"}
+    metadata = {"format": files.EQUATIONS, "head": "{}", "sha256": "0"}
     for name, change in {
         "unnumbered": ({"a": tensors["0"]}, metadata, "not numbered"),
         "checksum": (tensors, metadata, "checksum is wrong"),
         "more metadata": (tensors, metadata | {"note": "x"}, "format, head, note, sha256"),
-        "no head": (tensors, {"format": files.FORMAT}, "its metadata are 'format'"),
+        "no head": (tensors, {"format": files.EQUATIONS}, "its metadata are 'format'"),
     }.items():
         save_file(change[0], tmp_path / name, metadata=change[1])
         assert_refused(
@@ -243,7 +243,7 @@ def test_a_small_file_needs_little_memory(tmp_path):
 
 def test_more_blocks_than_a_file_can_list_are_refused_when_saved(tmp_path, monkeypatch):
     monkeypatch.setattr(files, "MAX_LIST", 1000)
-    with pytest.raises(InputError, match=r"4 blocks, more than one file can list.*stack"):
+    with pytest.raises(InputError, match=r"4 tensors, more than one file can list.*stack"):
         EQUATIONS.save(tmp_path / "equations")
     assert not list(tmp_path.iterdir())
 

@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 import torch
 from support.descent import descend
-from support.models import random_data, tanh_mlp
+from support.models import params_of, random_data, tanh_mlp
 from torch import nn
 from torch.nn import functional as F
 

@@ -18,7 +18,7 @@ from tacit.regularizers.family import join_columns
 from tacit.regularizers.weight_decay import ridge_in_metric
 
 if TYPE_CHECKING:
-    from tacit.equations.target import TargetPoint
+    from tacit.equations.points import TargetPoint
 
 UNEXPLAINED = 0.01
 """Unexplained part of ‖target‖² above which alternatives are written."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, get_args
 import torch
 from torch import Tensor
 
-from tacit.equations.files import read_file, write_file
+from tacit.equations.files import EQUATIONS, read_file, write_file
 from tacit.errors import InputError, check_type
 from tacit.plain import check_plain
 from tacit.regularizers.family import FamilyKind
@@ -185,14 +185,23 @@ class Equations:
         norms = equations.factor()[:, : len(self.names)].norm(dim=0)
         return equations.select_columns((norms > SMALLEST).nonzero()[:, 0].tolist())
 
-    def steps(self, source: int = 0) -> list["Equations"]:
-        """The equations of each step of a trajectory, in order; an endpoint has one step."""
+    def steps(self, source: int = 0, *, size: int = 1) -> list["Equations"]:
+        """The equations of every `size` successive steps of a trajectory, in order.
+
+        An endpoint has one step. Steps that do not fill a piece are left out at the end.
+        """
         blocks: dict[int, list[Block]] = {}
         for block in self.blocks:
             if block.source == source:
-                blocks.setdefault(block.step, []).append(block)
+                piece, step = divmod(block.step, size)
+                blocks.setdefault(piece, []).append(replace(block, source=0, step=step))
+        whole = self.sources[source]
         part = replace(self, origin=None, means=(), alternatives=(), other_families=())
-        return [replace(part, blocks=tuple(blocks[step])) for step in sorted(blocks)]
+        return [
+            replace(part, blocks=tuple(blocks[piece]), sources=(_piece(whole, piece, size),))
+            for piece in sorted(blocks)
+            if (piece + 1) * size <= whole.steps
+        ]
 
     def select_columns(self, columns: Sequence[int]) -> "Equations":
         """The same equations with only these columns, in this order."""
@@ -229,13 +238,15 @@ class Equations:
             "other_families": self.other_families,
         }
         blocks = (*self.blocks, *self.means, *self.alternatives)
-        write_file(path, header, [block.factor for block in blocks])
+        write_file(path, header, [block.factor for block in blocks], EQUATIONS)
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> "Equations":
         """Read equations that `save` wrote; a file that is damaged or made up is refused."""
         try:
-            header, factors = read_file(path)
+            header, factors = read_file(path, EQUATIONS)
+            if any(factor.dtype != torch.float64 for factor in factors):
+                raise ValueError("its matrices are not in float64")
             equations = _from_header(header, factors)
             _check_columns(equations)
             _check_blocks(equations)
@@ -246,6 +257,12 @@ class Equations:
         except (ValueError, RecursionError) as error:
             raise InputError(f"{path} is damaged: {error}. Write the equations again.") from error
         return equations
+
+
+def _piece(source: Source, piece: int, size: int) -> Source:
+    """The source of every so many successive steps of a trajectory."""
+    sizes = source.step_sizes[piece * size : (piece + 1) * size]
+    return replace(source, steps=size, step_sizes=sizes)
 
 
 @dataclass(frozen=True)

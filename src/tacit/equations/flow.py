@@ -216,9 +216,9 @@ def check_reference(reference: Any) -> None:
     )
 
 
-def check_metric(metric: Any, params: Params) -> Params | MetricOfGradient | None:
+def check_metric(metric: Metric, params: Params) -> Params | MetricOfGradient:
     """A metric with a tensor for every parameter, in float64; anything else is refused."""
-    if metric is None or callable(metric):
+    if not isinstance(metric, Mapping) and callable(metric):
         return metric
     needed = (
         "a dictionary from parameter to a positive number or tensor, or tacit.equations.adam_flow"

@@ -13,6 +13,7 @@ from tacit.equations.flow import (
     Flow,
     Metric,
     MetricOfGradient,
+    OnBatches,
     Reference,
     SeenGradients,
     check_metric,
@@ -199,13 +200,16 @@ class _Steps:
 
     def setting(self) -> Setting:
         """The setting of the target; see `Setting`."""
-        one_step, path = is_one_step(self.reference), self.trajectory
+        path = self.trajectory
+        # Steps whose momentum is taken out show the whole noise of a batch; those compared with
+        # steps on the same batches, that of the technique alone.
+        coupled = isinstance(self.reference, OnBatches)
+        own_noise = coupled or (is_one_step(self.reference) and path.carried)
         return Setting(
             "trajectory",
             self.objective,
             groups=len(path.groups[0]) if path.groups else 1,
-            # Steps whose momentum is taken out show the whole noise of a batch.
-            piece=PIECE if one_step and path.carried and not path.groups else 0,
+            piece=PIECE if own_noise and not path.groups else 0,
             every=1 + len(path) // MOST_ALTERNATIVES,
         )
 

@@ -4,17 +4,18 @@ The target of the endpoint, −∇L, is here; those of `difference` and `traject
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 from torch import Tensor
 
 from tacit.equations.alternatives import leave_unexplained, other_families, write_alternatives
 from tacit.equations.equations import Block, Equations, PointFacts, Source, stack
 from tacit.equations.near_zero import find_near_zero
+from tacit.equations.points import Setting, TargetPoint
 from tacit.equations.rows import (
-    Averaged,
     BoundCandidates,
     Candidates,
     ScaledByTime,
@@ -22,81 +23,14 @@ from tacit.equations.rows import (
     write_blocks,
     write_means,
 )
+from tacit.equations.target_files import load_target, save_target
 from tacit.equations.trajectory import GROUPS
 from tacit.errors import InputError
 from tacit.objective.objective import Objective, check_objective
-from tacit.objective.params import Params, Scope, fingerprint, norm
+from tacit.objective.params import Params, Scope, norm, shorten
 from tacit.objective.passes import PassResult
 from tacit.objective.randomness import split_draws
 from tacit.regularizers.family import Regularizer
-
-
-@dataclass(frozen=True, eq=False)
-class Setting:
-    """What a target was computed from."""
-
-    mode: Literal["endpoint", "difference", "trajectory", "accumulated"]
-    objective: Objective
-    """The objective; the technique, for a difference."""
-    plain: Objective | None = None
-    """The objective without the technique, for a difference."""
-    groups: int = 1
-    """Groups of draws, each with a target of its own."""
-    epochs: bool = False
-    """Whether every point is an epoch of a run, and a source of its own."""
-    piece: int = 0
-    """Number of successive points with independent noise and nearly the same target, over which
-    `Equations.means` are written; 0 for none."""
-    every: int = 1
-    """One of so many points has equations with other families (`Equations.alternatives`)."""
-    followed: Mapping[Regularizer, float] | None = None
-    """Known penalties that the reference of a trajectory followed, which are in the target; None
-    where known penalties are subtracted from it."""
-    follow: Callable[[Mapping[Regularizer, float]], "Iterable[TargetPoint]"] | None = None
-    """The points of the target, computed again with a reference that follows these penalties."""
-
-
-@dataclass(frozen=True, eq=False)
-class TargetPoint:
-    """The target at one point: one vector per group of draws, with its facts."""
-
-    params: Params
-    vectors: Sequence[Params]
-    """In float64."""
-    floors: Mapping[str, float]
-    """Norm, by tensor, of a vector that would be only rounding."""
-    gradient_norm: float
-    loss_value: float | None = None
-    averaged: Averaged = field(default_factory=dict)
-    facts: PointFacts = field(default_factory=PointFacts)
-    metric: Params = field(default_factory=dict)
-    """The optimizer's metric at that time, √v̂ + ε of Adam; empty where it is not known."""
-    time: float = 0.0
-    """The time of the step, for a trajectory."""
-    weights: Params = field(default_factory=dict)
-    """By parameter, what the rows of its equations are multiplied by; empty for one."""
-    start: Params | None = None
-    """The point whose columns are subtracted, for an integral over a path."""
-    fingerprint: tuple[float, ...] = ()
-    """Of the parameters when the target was computed; they may be the model's live weights."""
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "fingerprint", self.fingerprint or fingerprint(self.params))
-
-    @property
-    def binding(self) -> dict[str, Any]:
-        """What `Candidates.bind` needs of a point beside its parameters."""
-        at = {n: getattr(self, n) for n in ("averaged", "metric", "time", "weights", "start")}
-        return {**at, "unreached": self.facts.unreached}
-
-    def check_unchanged(self) -> None:
-        """Refuse parameters that have changed since the target was computed."""
-        if fingerprint(self.params) != self.fingerprint:
-            raise InputError(
-                "the weights have changed since the target was computed: write the equations again "
-                "(with params={n: p.detach().clone() for n, p in model.named_parameters()} to "
-                "train the model on meanwhile)."
-            )
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,8 +58,8 @@ def origin_of(fit: Any, what: str) -> Origin:
         raise InputError(f"{what} was given a {type(fit).__name__}: pass what tacit.fit returns.")
     if equations.origin is None:
         raise InputError(
-            f"{what} needs the objective, which equations from a file or a pickle, stacks and "
-            "parts of equations do not have. Write the equations again, and fit those."
+            f"{what} needs the objective, which targets and equations from a file or a pickle, "
+            "stacks and parts of equations do not have. Write the equations again, and fit those."
         )
     return equations.origin
 
@@ -141,6 +75,22 @@ class Target:
 
     setting: Setting
     points: tuple[TargetPoint, ...]
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the target to a file (safetensors): vectors, points, floors and what they are of.
+
+        It takes one vector in float64 and the parameters per point and group of draws.
+        """
+        save_target(self.setting, self.points, path)
+
+    @staticmethod
+    def load(path: str | os.PathLike[str]) -> "Target":
+        """Read a target that `save` wrote, on any machine; a damaged or made-up file is refused.
+
+        It has no objective, so that error bars for the choice of examples, and validation, need
+        the target computed again. Candidates that depend on data bring their own objective.
+        """
+        return Target(*load_target(path))
 
     def equations(
         self,
@@ -161,6 +111,7 @@ class Target:
             scaled_by_time: True, or the regularizers whose columns are multiplied by each step's
                 time; for trajectories, see `trajectory_equations`.
         """
+        _check_known_in_file(self.setting, regularizers, known)
         followed = self.setting.followed
         candidates = check_candidates(regularizers, followed if known is None else known)
         candidates = candidates.scaled_by_time(scaled_by_time)
@@ -182,11 +133,29 @@ class Target:
         return write_equations(setting, points, candidates, rows)
 
 
+def _check_known_in_file(setting: Setting, regularizers: Any, known: Any) -> None:
+    """Refuse what a target from a file, whose reference followed a flow, cannot be used for."""
+    if setting.in_file is None:
+        return
+    names = shorten(setting.in_file) or "none"
+    if known:
+        raise InputError(
+            f"known penalties are part of the flow in this target from a file ({names}): leave "
+            "known= out, or compute the target again with trajectory_target(…, known=…)."
+        )
+    listed = regularizers if isinstance(regularizers, Sequence) else [regularizers]
+    if setting.in_file and any(getattr(r, "with_known", None) for r in listed):
+        raise InputError(
+            f"the flow of this target from a file has known penalties ({names}), which "
+            "gradient_norm has to have too: pass gradient_norm(objective, known={…})."
+        )
+
+
 def write_equations(
     setting: Setting, points: Iterable[TargetPoint], candidates: Candidates, rows: Scope
 ) -> Equations:
     """The equations of all points, read one at a time."""
-    if setting.mode == "trajectory":
+    if setting.mode == "trajectory" and setting.computed_from:
         candidates = candidates.of_flow(setting.objective, followed=setting.followed is not None)
     parts: list[Equations] = []
     means: list[Block] = []
@@ -209,7 +178,7 @@ def write_equations(
     if len(parts) > 1 and not setting.epochs:
         equations = _as_steps(equations)
     only_point = replace(point, vectors=()) if len(parts) == 1 else None
-    origin = Origin(setting, candidates, rows, only_point)
+    origin = Origin(setting, candidates, rows, only_point) if setting.computed_from else None
     return replace(equations, origin=origin, means=tuple(means))
 
 
@@ -232,10 +201,13 @@ def _equations_at(
         epoch=setting.epochs,
         parameters=sum(point.params[name].numel() for name in bound.rows),
         tensors=len(bound.rows),
-        known={r.name: float(strength) for r, strength in candidates.known.items()},
+        known={
+            **(setting.in_file or {}),
+            **{r.name: float(strength) for r, strength in candidates.known.items()},
+        },
         **near_zero,
         **vars(point.facts),
-        **setting.objective.describe(point.params),
+        **setting.describe(point),
     )
     names = bound.columns.names
     equations = Equations(bound.families, names, setting.groups, tuple(blocks), (source,))

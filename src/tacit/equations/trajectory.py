@@ -164,7 +164,7 @@ def _halve(displacement: Params) -> Params:
 
 def _mean_params(runs: Sequence[Params]) -> Params:
     """The mean of named tensors, in float64; with the mean of their buffers, if they have any."""
-    mean = {n: sum(to_float64(run[n].detach()) for run in runs) / len(runs) for n in runs[0]}
+    mean = {n: torch.stack([to_float64(run[n].detach()) for run in runs]).mean(0) for n in runs[0]}
     if not isinstance(first := runs[0], Point):
         return mean
     buffers = [run.buffers for run in runs if isinstance(run, Point)]

@@ -181,7 +181,8 @@ def _error(value: float, kind: str) -> str:
 def _error_bars(fit: "Fit") -> list[str]:
     """One entry per kind: the source of randomness, what it was computed from, the intervals."""
     shown, hint = _shown_bars(fit), []
-    if fit.equations.origin is not None and not {*shown} - {"layers"}:
+    scored = fit.sources[0].mode in ("endpoint", "difference")
+    if fit.equations.origin is not None and scored and not {*shown} - {"layers"}:
         hint = ["  tacit.score_examples(fit) adds the sampling of examples."]
     if not shown and fit.nonnegative and not any(fit.strengths.values()):
         return ["± none: λ ≥ 0 holds every strength at zero."]

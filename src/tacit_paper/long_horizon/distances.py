@@ -71,8 +71,8 @@ def distances_from_flows(
     for step in range(1, steps + 1):
         gradient = objective.gradient(descent)
         descent = {n: p - eta * gradient[n] for n, p in descent.items()}
-        plain = _add(plain, flow(objective, plain, eta))
-        modified = _add(modified, flow(modified_loss, modified, eta))
+        plain = _add(plain, flow(objective, plain, eta, step))
+        modified = _add(modified, flow(modified_loss, modified, eta, step))
         yield {
             "eta": eta,
             "step": step,
