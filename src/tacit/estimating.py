@@ -116,19 +116,15 @@ def estimate(
     >>> round(estimate(objective, [tacit.l2()]).strengths["l2"], 12)
     0.25
     """
-    if isinstance(model, Target):
-        _, regularizers = _given_objective(objective, model, loss, data, regularizers)
-        return _fit_of(model.equations(regularizers, known=known), nonnegative, population)
-    if objective is None and not isinstance(model, Objective):
+    if objective is None and not isinstance(model, Objective | Target):
         _check_all_given(model=model, loss=loss, data=data, regularizers=regularizers)
-        objective = Objective(model, loss, data)
+        source = Objective(model, loss, data)
     else:
-        objective, regularizers = _given_objective(objective, model, loss, data, regularizers)
-    equations = endpoint_equations(objective, regularizers, known=known)
-    return _fit_of(equations, nonnegative, population)
-
-
-def _fit_of(equations: Equations, nonnegative: bool, population: float | None) -> Fit:
+        source, regularizers = _given_objective(objective, model, loss, data, regularizers)
+    if isinstance(source, Target):
+        equations = source.equations(regularizers, known=known)
+    else:
+        equations = endpoint_equations(source, regularizers, known=known)
     result = fit(equations, nonnegative=nonnegative)
     return result if population is None else with_sampling_errors(result, population)
 
@@ -148,8 +144,8 @@ def _check_all_given(**arguments: Any) -> None:
         )
 
 
-def _given_objective(objective: Any, *positional: Any) -> tuple[Any, Candidates]:
-    """Objective and regularizers of the second form, by position or by name; mixtures are refused.
+def _given_objective(objective: Any, *positional: Any) -> tuple[Objective | Target, Candidates]:
+    """Objective or target, and regularizers, by position or by name; mixtures are refused.
 
     `positional` are the parameters model, loss, data and regularizers of the first form.
     """

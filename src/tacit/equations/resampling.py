@@ -11,14 +11,14 @@ Two bootstraps, for two cases:
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from tacit.equations.equations import Equations, stack
-from tacit.equations.rows import check_candidates
+from tacit.equations.rows import check_candidates, check_known
 from tacit.equations.target import endpoint_equations
 from tacit.errors import InputError, check_choice, check_type, check_whole
 from tacit.objective.batches import check_weights
@@ -26,13 +26,15 @@ from tacit.objective.borrowing import forked_randomness, restored
 from tacit.objective.losses import Loss
 from tacit.objective.models import BatchNorm
 from tacit.objective.objective import Objective, check_objective
-from tacit.objective.params import Params
+from tacit.objective.params import Params, shorten
 from tacit.objective.passes import track
 from tacit.objective.randomness import seed_devices
 from tacit.regularizers import Regularizer
 
 TensorData = tuple[Tensor, ...]
 TrainOnData = Callable[[TensorData, int], Mapping[str, Tensor]]
+CandidatesOf = Callable[[Objective], Regularizer | Sequence[Regularizer]]
+"""From the objective on the data in use to the candidates on that data."""
 
 
 def bootstrap(  # noqa: PLR0913 # the data and the algorithm, then keyword options
@@ -40,7 +42,7 @@ def bootstrap(  # noqa: PLR0913 # the data and the algorithm, then keyword optio
     loss: Loss,
     data: TensorData,
     train: TrainOnData,
-    regularizers: Regularizer | Sequence[Regularizer],
+    regularizers: Regularizer | Sequence[Regularizer] | CandidatesOf,
     *,
     replicates: int,
     kind: Literal["pairs", "residual"] = "pairs",
@@ -69,11 +71,14 @@ def bootstrap(  # noqa: PLR0913 # the data and the algorithm, then keyword optio
         data: a tuple of tensors (inputs, …, target), one row per example.
         train: train(data, seed) returns the trained parameters, by name; it should draw all its
             randomness (initial weights, order of batches) from the seed.
-        regularizers: candidates whose strengths are estimated.
+        regularizers: candidates whose strengths are estimated; those that depend on data as a
+            function, such as lambda objective: [tacit.regularizers.gradient_norm(objective)], which
+            is called with the objective on each resample.
         replicates: how many resamples.
         kind: "pairs" draws examples; "residual" draws residuals, for targets that are real numbers.
         weights: the probability of drawing each example (or its residual), up to a factor; by
-            default equal. Examples whose gradients are less collinear stabilise the fit.
+            default equal. Examples whose gradients are less collinear stabilise the fit:
+            `less_collinear` computes such weights for candidates that depend on data.
         known: penalties that `train` did apply, with their strengths.
         seed: seed of the resamples, and of the seeds that `train` receives.
         batch_norm: as in `Objective`; with "running" `train` returns a state_dict.
@@ -90,7 +95,7 @@ def bootstrap(  # noqa: PLR0913 # the data and the algorithm, then keyword optio
     >>> len(stacked.sources), round(tacit.fit(stacked).strengths["l2"], 12)
     (5, 0.5)
     """
-    check_candidates(regularizers, known)
+    candidates_of = check_candidates_of(regularizers, known)
     _check(data, train, replicates, kind, seed)
     if weights is not None:
         weights = check_weights(weights, len(data[-1])).detach().cpu().double()
@@ -117,11 +122,31 @@ def bootstrap(  # noqa: PLR0913 # the data and the algorithm, then keyword optio
                 trained = train(sample, train_seed)
             objective = make_objective(sample)
             point = check_point(objective, trained, what="what train returned")
-            parts.append(endpoint_equations(objective, regularizers, params=point, known=known))
+            candidates = candidates_of(objective)
+            parts.append(endpoint_equations(objective, candidates, params=point, known=known))
             if not index and kind == "residual":
                 fitted = _predictions(objective, point, data[-1])
                 residuals = data[-1] - fitted
     return stack(parts)
+
+
+def check_candidates_of(
+    regularizers: Any, known: Mapping[Regularizer, float] | None
+) -> CandidatesOf:
+    """Candidates as a function of the objective; those that would keep other data are refused."""
+    if callable(regularizers):
+        listed, make = (), cast(CandidatesOf, regularizers)
+    else:
+        listed = check_candidates(regularizers, known).estimated
+        make: CandidatesOf = lambda _: listed  # noqa: E731
+    fixed = [r.name for r in (*listed, *check_known(known)) if r.objective is not None]
+    if fixed:
+        raise InputError(
+            f"{shorten(fixed)} would keep the data that it was made with, while the loss is on "
+            "other data: pass regularizers as a function of the objective, such as lambda "
+            "objective: [tacit.regularizers.gradient_norm(objective)]."
+        )
+    return make
 
 
 def _check(data: Any, train: Any, replicates: Any, kind: Any, seed: Any) -> None:
@@ -183,3 +208,57 @@ def _predictions(objective: Objective, point: Params, target: Tensor) -> Tensor:
             f"{tuple(target.shape)}: residuals need equal shapes. Pass kind='pairs'."
         )
     return outputs.to(target)
+
+
+def less_collinear(
+    regularizers: Sequence[Regularizer],
+    *,
+    params: Mapping[str, Tensor] | None = None,
+    directions: int = 64,
+    seed: int = 0,
+) -> Tensor:
+    """Weights of examples for `bootstrap` that favour those with less collinear columns.
+
+    Columns of penalties that depend on data are sums over examples. With C_i the cosines between
+    the parts that example i has in the different columns, its weight is the smallest eigenvalue of
+    C_i: zero where they are linearly dependent, one where they are orthogonal. Data that is drawn
+    with these weights separates the penalties better. The weights are scaled to mean one.
+
+    Parts are known by their products with random directions, from `Regularizer.influence`; those of
+    no single example are formed.
+
+    Args:
+        regularizers: two or more candidates of one column that depend on data, of one objective.
+        params: the point; by default the model's current parameters.
+        directions: how many random directions: cosines have an error of about 1/√directions.
+        seed: seed of the directions.
+    """
+    check_whole("directions", directions, least=2)
+    check_whole("seed", seed, least=0)
+    candidates = check_candidates(regularizers, None).estimated
+    objective = candidates[0].objective
+    influences = [r.influence for r in candidates if r.influence is not None]
+    if objective is None or len(influences) < max(2, len(candidates)):
+        raise InputError(
+            f"weights of {shorten(r.name for r in candidates)}: pass two or more penalties whose "
+            "columns are sums over examples, such as tacit.regularizers.mean_of(objective)."
+        )
+    point = objective.point(params)
+    generator = torch.Generator().manual_seed(seed)
+    random = [
+        {n: torch.randn(p.shape, generator=generator).to(p) for n, p in point.items()}
+        for _ in range(directions)
+    ]
+    parts = [influence(point, random)[:, :, 0] for influence in influences]
+    if len({len(part) for part in parts}) > 1:
+        raise InputError(
+            "the penalties are of different numbers of examples: pass one objective's."
+        )
+    stacked = torch.stack(parts, dim=1).double()
+    unit = stacked / stacked.norm(dim=2, keepdim=True).clamp_min(torch.finfo(torch.float64).tiny)
+    weights = torch.linalg.eigvalsh(unit @ unit.mT)[:, 0].clamp(min=0)
+    if not weights.any():
+        raise InputError(
+            "the columns are collinear in every example: no choice of examples separates them."
+        )
+    return weights / weights.mean()
