@@ -69,13 +69,13 @@ class Candidates:
     followed: bool = False
     """Whether the reference of a trajectory followed the known penalties, so that the target has
     them already."""
-    per_time: frozenset[Regularizer] = frozenset()
-    """Those whose columns are multiplied by each step's time."""
+    per_time: tuple[bool, ...] = ()
+    """For each to estimate, whether its columns are multiplied by each step's time; () for none."""
 
     def scaled_by_time(self, scaled: ScaledByTime) -> "Candidates":
         """The candidates, all or some of them with columns that are multiplied by time."""
         if isinstance(scaled, bool):
-            return replace(self, per_time=frozenset(self.estimated) if scaled else frozenset())
+            return replace(self, per_time=(True,) * len(self.estimated) if scaled else ())
         check_type("scaled_by_time", scaled, Collection, "True, or a list of the regularizers")
         if unknown := [r for r in scaled if r not in self.estimated]:
             names = ", ".join(str(getattr(r, "name", r)) for r in unknown)
@@ -83,7 +83,7 @@ class Candidates:
                 f"scaled_by_time has {names}, which is not among the candidates: pass True, or a "
                 "list of the same objects."
             )
-        return replace(self, per_time=frozenset(scaled))
+        return replace(self, per_time=tuple(r in scaled for r in self.estimated))
 
     def of_flow(self, objective: Objective, *, followed: bool) -> "Candidates":
         """The candidates of a trajectory, which followed the flow of L + Σ known.
@@ -140,7 +140,8 @@ class Candidates:
         parts = {r: averaged.get(r) or in_metric.get(r, r).bind(params) for r in regularizers}
         if start is not None:
             parts = {r: difference_of(part, r.bind(start)) for r, part in parts.items()}
-        parts |= {r: parts[r].scaled(time) for r in self.per_time}
+        per_time = dict(zip(self.estimated, self.per_time, strict=False))
+        parts |= {r: parts[r].scaled(time) for r, scaled in per_time.items() if scaled}
         columns = join_columns([parts[r] for r in self.estimated])
         known_names = [r.name for r in self.known]
         for what, names in (("regularizers", columns.names), ("known penalties", known_names)):
@@ -152,15 +153,14 @@ class Candidates:
         for r in self.known:
             check_one_strength(r, len(parts[r].names))
         families = tuple(
-            Family(r.name, r.kind, len(parts[r].names), self._definition(r)) for r in self.estimated
+            Family(
+                r.name, r.kind, len(parts[r].names), r.definition + " per time" * per_time.get(r, 0)
+            )
+            for r in self.estimated
         )
         known = [(0.0 if self.followed else s, parts[r]) for r, s in self.known.items()]
         names = reached_rows(select(params, rows, what="rows"), unreached)
         return BoundCandidates(params, names, families, columns, known, weights or {})
-
-    def _definition(self, regularizer: Regularizer) -> str:
-        """What distinguishes a candidate from others of its name."""
-        return regularizer.definition + " per time" * (regularizer in self.per_time)
 
 
 def reached_rows(names: Sequence[str], unreached: Sequence[str]) -> tuple[str, ...]:

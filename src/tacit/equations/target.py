@@ -115,7 +115,7 @@ class Target:
         followed = self.setting.followed
         candidates = check_candidates(regularizers, followed if known is None else known)
         candidates = candidates.scaled_by_time(scaled_by_time)
-        if candidates.per_time and not all(point.time for point in self.points):
+        if any(candidates.per_time) and not all(point.time for point in self.points):
             raise InputError(
                 f"scaled_by_time is {scaled_by_time!r}, but {self.setting.mode} equations have no "
                 "steps: leave it out, or pass a target of trajectory_target."

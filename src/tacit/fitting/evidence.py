@@ -18,6 +18,8 @@ from tacit.fitting.solving import System
 
 MIN_EXPLAINED = 0.5
 """Fits that explain less than this are called unexplained."""
+SAME_STEP = 0.02
+"""Relative difference up to which step sizes of a trajectory count as equal."""
 WELL_EXPLAINED = 0.99
 """Fits that explain less than this lack fit, unless noise that was measured accounts for it."""
 LACK_OF_FIT = 0.01

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tacit.equations.alternatives import BIASES, WEIGHTS
 from tacit.equations.equations import Equations
-from tacit.fitting.evidence import WELL_EXPLAINED, Evidence
+from tacit.fitting.evidence import SAME_STEP, WELL_EXPLAINED, Evidence
 from tacit.fitting.lack_of_fit import alternatives_of, clearest_addition, group_of, on_weights
 from tacit.fitting.solving import System, between_groups, explained
 from tacit.objective.params import shorten
@@ -30,6 +30,31 @@ class Alternative(NamedTuple):
 def describe_residual(e: Evidence) -> str:
     """Sentences: where the residual lies, and which candidates would explain it."""
     return "".join(f" {sentence}" for sentence in (*_places(e), *_explanations(e)))
+
+
+def better_scaled_by_time(e: Evidence) -> tuple[str, float] | None:
+    """The candidate that explains most if its column grows with the step size, and how much.
+
+    For steps that were compared with a flow: what finite steps add to it is in proportion to them.
+    None where step sizes are equal, or where it leaves half of what is unexplained or more.
+    """
+    sizes = [source.step_sizes for source in e.equations.sources]
+    flat = [size for of_source in sizes for size in of_source]
+    if not all(sizes) or max(flat) < (1 + SAME_STEP) * min(flat):
+        return None
+    explained_by = {}
+    for column, name in enumerate(e.equations.names):
+        blocks = []
+        for block in e.equations.blocks:
+            factor = block.factor.clone()
+            if column in block.columns:
+                factor[:, block.columns.index(column)] *= sizes[block.source][block.step]
+            blocks.append(replace(block, factor=factor))
+        factor = replace(e.equations, blocks=tuple(blocks)).factor()
+        explained_by[name] = _explained(factor, len(e.equations.names))
+    best = max(explained_by, key=lambda name: explained_by[name])
+    helps = 1 - explained_by[best] < HELPS * (1 - e.explained)
+    return (best, explained_by[best]) if helps and e.explained < WELL_EXPLAINED else None
 
 
 def _places(e: Evidence) -> Iterator[str]:

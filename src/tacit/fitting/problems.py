@@ -20,7 +20,7 @@ from tacit.errors import Problem, ProblemKind
 from tacit.fitting import drift, evidence
 from tacit.fitting.error_bars import strengths_by_step
 from tacit.fitting.evidence import Evidence
-from tacit.fitting.explanations import describe_residual
+from tacit.fitting.explanations import better_scaled_by_time, describe_residual
 from tacit.fitting.lack_of_fit import lacks_fit
 from tacit.objective.params import shorten
 from tacit.regularizers.quadratic import quadratic_matrix
@@ -270,6 +270,24 @@ def _unexplained_difference(e: Evidence) -> Iterator[Finding]:
 
 @row(
     ProblemKind.UNEXPLAINED,
+    "These regularizers explain {explained:.1%} of the target; with a strength of {name} in "
+    "proportion to the step size, which changes along the trajectory, it would be {part:.1%}.",
+    "Pass scaled_by_time=[…] with that regularizer, or True for all: the strength is then per unit "
+    "of time, such as ¼ for what finite steps add.",
+)
+def _changing_steps(e: Evidence) -> Iterator[Finding]:
+    """Step sizes differ by {SAME_STEP:.0%} or more, and the strength of one regularizer with them.
+
+    For trajectories that are compared with a flow, where less than {WELL_EXPLAINED:.0%} is
+    explained, and a strength in proportion to the step size leaves less than half of the rest.
+    """
+    if (better := better_scaled_by_time(e)) is not None:
+        name, part = better
+        yield (name,), {"explained": max(e.explained, 0.0), "name": name, "part": part}
+
+
+@row(
+    ProblemKind.UNEXPLAINED,
     _LITTLE,
     "Either another regularizer is at work, or the steps carry noise (minibatches, kinks): add "
     "candidates, and average over steps or use the full batch to separate the two.",
@@ -282,7 +300,7 @@ def _unexplained_trajectory(e: Evidence) -> Iterator[Finding]:
     than 1% beside the candidates. Where nothing measures noise (one epoch, fewer than 8 steps),
     less than {WELL_EXPLAINED:.0%} is enough.
     """
-    return _unexplained(e, "trajectory")
+    return iter(()) if better_scaled_by_time(e) else _unexplained(e, "trajectory")
 
 
 @row(
