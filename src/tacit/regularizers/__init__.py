@@ -1,5 +1,6 @@
 """Candidate regularizers: each has a name, gradient columns ∇R_j(θ) and values R_j(θ)."""
 
+from tacit.regularizers.contract import check_contract
 from tacit.regularizers.custom import regularizer
 from tacit.regularizers.data_dependent import gradient_norm
 from tacit.regularizers.dropout.penalty import explicit_dropout
@@ -13,6 +14,7 @@ from tacit.regularizers.matrices import (
     spectral_norm,
     stable_rank,
 )
+from tacit.regularizers.overview import catalogue
 from tacit.regularizers.quadratic import diagonal, symmetric
 from tacit.regularizers.units import balance
 from tacit.regularizers.weight_decay import metric_ridge, optimizer_penalties
@@ -21,6 +23,8 @@ __all__ = [
     "Columns",
     "Regularizer",
     "balance",
+    "catalogue",
+    "check_contract",
     "diagonal",
     "distance_to",
     "explicit_dropout",

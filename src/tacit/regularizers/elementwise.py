@@ -1,4 +1,4 @@
-"""Sums over single entries: ridge, lasso, powers, smoothed lasso, hypentropy, distance to a point."""
+"""Sums over single entries: ridge, lasso, powers, smoothed lasso, hypentropy, distances."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace

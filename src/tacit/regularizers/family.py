@@ -346,8 +346,7 @@ def layerwise(family: Regularizer | Callable[[], Regularizer]) -> Regularizer:
     if not isinstance(base, Regularizer) or not base.separable:
         raise InputError(
             f"layerwise was given {getattr(base, 'name', type(base).__name__)!r}, not a sum over "
-            "tensors. Pass a penalty of single weights, rows or matrices, such as l2(), l1(), "
-            "smooth_l1(), distance_to(), group_l2() or nuclear_norm()."
+            "tensors. Pass l2(), l1() or another penalty of single weights, rows or matrices."
         )
 
     def bind(params: Params) -> Columns:

@@ -1,6 +1,7 @@
 """Balance of hidden units: the weights into a unit against those out of it."""
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal, NamedTuple
 
@@ -34,8 +35,8 @@ def balance(
 
     Trap: by default, pairs are successive matrices in the model's order whose sizes fit. Sizes do
     not tell which layer feeds which: in models with branches, residual connections or attention,
-    name the pairs. Transposed convolutions, whose dimensions are the other way round, do not fit; nor
-    does a linear layer on flattened channels.
+    name the pairs. Transposed convolutions have their dimensions the other way round, and a linear
+    layer on flattened channels has more columns than units: neither can be part of a pair.
 
     Args:
         pairs: the names of W and V, as in [("0.weight", "2.weight")].
@@ -45,52 +46,62 @@ def balance(
     """
     check_type("biases", biases, bool, "True or False")
     named = None if pairs is None else _check_pairs(pairs)
+    family = _Balance(named, biases, scope, name)
+    which = "successive" if named is None else repr(named)
+    definition = f"balance(pairs={which}, biases={biases})"
+    return Regularizer(name, family.bind, family.value, definition=definition)
 
-    def terms_of(params: Mapping[str, Tensor]) -> list[tuple[list["_Role"], list["_Role"]]]:
-        chosen = _successive(params, name) if named is None else named
-        return [_roles(params, pair, biases=biases) for pair in chosen]
 
-    def covered(params: Params) -> dict[str, list[tuple["_Role", int]]]:
-        """The roles of every tensor in scope, each with the number of its term."""
-        in_scope = set(select(params, scope, what=f"scope of {name}"))
-        roles: dict[str, list[tuple[_Role, int]]] = {}
-        for number, (into, out) in enumerate(terms_of(params)):
-            for role in (*into, *out):
-                if role.tensor in in_scope:
-                    roles.setdefault(role.tensor, []).append((role, number))
-        if not roles:
-            raise InputError(
-                f"{name} has no pair of matrices in its scope. Widen its scope, or name the pairs."
-            )
-        return {n: roles[n] for n in params if n in roles}
+@dataclass(frozen=True)
+class _Balance:
+    """Columns and value; without pairs, those of successive matrices."""
 
-    def bind(params: Params) -> Columns:
-        roles = covered(params)
-        differences = [_differences(params, into, out) for into, out in terms_of(params)]
+    pairs: tuple[tuple[str, str], ...] | None
+    biases: bool
+    scope: Scope
+    name: str
+
+    def bind(self, params: Params) -> Columns:
+        """4 d_j θ on the weights into unit j, and −4 d_j θ on those out of it."""
+        terms = self.terms(params)
+        covered = self.covered(params, terms)
+        differences = [_differences(params, term) for term in terms]
 
         def rows(tensor_name: str, part: slice) -> Tensor:
             theta = to_float64(params[tensor_name].detach().flatten()[part])
             factors = torch.zeros_like(theta)
-            for role, number in roles[tensor_name]:
-                units = role.units(params[tensor_name], part)
-                factors += role.sign * differences[number].to(theta)[units.to(theta.device)]
+            for term, difference in zip(terms, differences, strict=True):
+                for role in (role for role in term if role.tensor == tensor_name):
+                    units = role.units(params[tensor_name], part).to(theta.device)
+                    factors += role.sign * difference.to(theta)[units]
             return (4 * factors * theta)[:, None]
 
-        return Columns((name,), dict.fromkeys(roles, (0,)), rows)
+        return Columns((self.name,), dict.fromkeys(covered, (0,)), rows)
 
-    def value(params: Params) -> Tensor:
-        roles = covered(params)
-        point = {n: p if n in roles else p.detach() for n, p in params.items()}
-        totals = []
-        for into, out in terms_of(point):
-            ahead = torch.stack([role.sums(point) for role in into]).sum(0)
-            behind = torch.stack([role.sums(point) for role in out]).sum(0)
-            totals.append((ahead - behind.to(ahead)).square().sum())
-        return torch.stack(totals).sum().reshape(1)
+    def value(self, params: Params) -> Tensor:
+        """Σ_j d_j², where weights outside the scope are constants."""
+        terms = self.terms(params)
+        covered = self.covered(params, terms)
+        point = {n: p if n in covered else p.detach() for n, p in params.items()}
+        differences = [sum(role.sign * role.squares(point) for role in term) for term in terms]
+        return torch.stack([torch.as_tensor(d).square().sum() for d in differences]).sum()[None]
 
-    which = "successive" if named is None else repr(named)
-    definition = f"balance(pairs={which}, biases={biases})"
-    return Regularizer(name, bind, value, definition=definition)
+    def terms(self, params: Params) -> list[list["_Role"]]:
+        """The tensors that each sum over units is of."""
+        pairs = _successive(params, self.name) if self.pairs is None else self.pairs
+        return [_roles(params, pair, biases=self.biases) for pair in pairs]
+
+    def covered(self, params: Params, terms: list[list["_Role"]]) -> list[str]:
+        """The names of the tensors in scope that are part of a term."""
+        tensors = {role.tensor for term in terms for role in term}
+        in_scope = select(params, self.scope, what=f"scope of {self.name}")
+        covered = [n for n in in_scope if n in tensors]
+        if not covered:
+            raise InputError(
+                f"{self.name} has none of its matrices ({shorten(sorted(tensors))}) in its scope. "
+                "Widen its scope, or name other pairs."
+            )
+        return covered
 
 
 class _Role(NamedTuple):
@@ -100,23 +111,12 @@ class _Role(NamedTuple):
     dimension: Literal[0, 1]
     sign: int
 
-    def _by_unit(self, tensor: Tensor) -> tuple[Tensor, tuple[int, ...]]:
-        """The tensor in three dimensions or one, and the dimensions to sum over."""
+    def squares(self, params: Mapping[str, Tensor]) -> Tensor:
+        """The sum of squares of every unit."""
+        tensor = params[self.tensor]
         if self.dimension == 0:
-            return tensor.flatten(1) if tensor.ndim > 1 else tensor[:, None], (1,)
-        return tensor.reshape(*tensor.shape[:2], -1), (0, 2)
-
-    def square_norms(self, params: Mapping[str, Tensor]) -> Tensor:
-        """The sum of squares of every unit, in float64."""
-        tensor, dimensions = self._by_unit(params[self.tensor].detach())
-        dtype = torch.float32 if tensor.device.type == "mps" else torch.float64
-        norms = torch.linalg.vector_norm(tensor, dim=dimensions, dtype=dtype)
-        return to_float64(norms).square()
-
-    def sums(self, params: Mapping[str, Tensor]) -> Tensor:
-        """The sum of squares of every unit, for autograd."""
-        tensor, dimensions = self._by_unit(params[self.tensor])
-        return tensor.square().sum(dimensions)
+            return tensor.reshape(len(tensor), -1).square().sum(1)
+        return tensor.reshape(*tensor.shape[:2], -1).square().sum((0, 2))
 
     def units(self, tensor: Tensor, part: slice) -> Tensor:
         """The unit of every entry of a slice of the flattened tensor."""
@@ -126,18 +126,19 @@ class _Role(NamedTuple):
         return (entries // inner) % count
 
 
-def _differences(params: Mapping[str, Tensor], into: list[_Role], out: list[_Role]) -> Tensor:
-    """d_j of every unit, and 0 where it is only rounding of the weights."""
-    ahead = torch.stack([role.square_norms(params) for role in into]).sum(0)
-    behind = torch.stack([role.square_norms(params) for role in out]).sum(0)
-    rounding = 4 * torch.finfo(params[into[0].tensor].dtype).eps * (ahead + behind.to(ahead))
-    difference = ahead - behind.to(ahead)
-    return torch.where(difference.abs() > rounding, difference, 0.0)
+def _differences(params: Mapping[str, Tensor], term: list[_Role]) -> Tensor:
+    """d_j of every unit in float64, and 0 where it is only rounding of the weights."""
+    eps = max(torch.finfo(params[role.tensor].dtype).eps for role in term)
+    doubles = ({role.tensor: to_float64(params[role.tensor].detach())} for role in term)
+    squares = torch.stack(
+        [role.squares(tensor) for role, tensor in zip(term, doubles, strict=True)]
+    )
+    signs = torch.tensor([role.sign for role in term]).to(squares)
+    difference = (signs[:, None] * squares).sum(0)
+    return torch.where(difference.abs() > 4 * eps * squares.sum(0), difference, 0.0)
 
 
-def _roles(
-    params: Mapping[str, Tensor], pair: tuple[str, str], *, biases: bool
-) -> tuple[list[_Role], list[_Role]]:
+def _roles(params: Mapping[str, Tensor], pair: tuple[str, str], *, biases: bool) -> list[_Role]:
     """The tensors with weights into the units between two matrices, and out of them."""
     for tensor_name in pair:
         if tensor_name not in params:
@@ -151,11 +152,11 @@ def _roles(
             f"balance: {pair[0]!r} is {describe(first)} and {pair[1]!r} {describe(second)}: the "
             "first dimension of the one must be the second of the other, the units between them."
         )
-    into = [_Role(pair[0], 0, 1)]
+    roles = [_Role(pair[0], 0, 1), _Role(pair[1], 1, -1)]
     bias = _bias_of(pair[0])
     if biases and bias in params and params[bias].shape == first.shape[:1]:
-        into.append(_Role(bias, 0, 1))
-    return into, [_Role(pair[1], 1, -1)]
+        roles.append(_Role(bias, 0, 1))
+    return roles
 
 
 def _bias_of(weight: str) -> str:
