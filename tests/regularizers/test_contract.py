@@ -7,7 +7,16 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 from support.columns import dense_columns, kinks_of, random_params
-from support.models import params_of, random_data, tanh_mlp
+from support.families import (
+    CLASS_DATA,
+    FAMILIES,
+    NOT_SEPARABLE,
+    OBJECTIVE,
+    ONLY_MATRICES,
+    SEPARABLE,
+    START,
+    arriving,
+)
 from torch import nn
 from torch.nn import functional as F
 
@@ -16,61 +25,11 @@ from tacit import reference
 from tacit.objective.params import select
 from tacit.regularizers import check_contract
 
-MODEL = tanh_mlp(0, sizes=(3, 4, 2))
-START = params_of(MODEL)
-OBJECTIVE = tacit.Objective(MODEL, F.mse_loss, random_data(1, count=9, inputs=3, outputs=2))
-
-DROPOUT_MODEL = nn.Sequential(MODEL[0], nn.Sequential(nn.Tanh(), nn.Dropout(0.2)), MODEL[2])
-CLASS_DATA = random_data(1, count=9, inputs=3)[0], torch.arange(9) % 2
-DROPOUT_OBJECTIVE = tacit.Objective(DROPOUT_MODEL, F.cross_entropy, CLASS_DATA)
-
-ADAMW = torch.optim.AdamW(MODEL.parameters())
-for parameter in MODEL.parameters():  # as after three steps
-    squares = torch.full_like(parameter, 0.1) + parameter.detach().square()
-    ADAMW.state[parameter] = {"step": torch.tensor(3.0), "exp_avg_sq": squares}
-
 
 def weights(**options):
     return random_params(START, **options)
 
 
-def coupled(params):
-    """A penalty that is not a sum over tensors."""
-    spread = sum(p.sin().sum() for p in params.values())
-    return spread.exp() + params["0.weight"].sum() * params["2.weight"].square().sum()
-
-
-SEPARABLE = {
-    "l2": tacit.l2,
-    "l1": tacit.l1,
-    "smooth_l1": lambda **options: tacit.smooth_l1(0.7, **options),
-    "distance_to": lambda **options: tacit.regularizers.distance_to(START, **options),
-    "group_l2": tacit.regularizers.group_l2,
-    "nuclear_norm": tacit.regularizers.nuclear_norm,
-    "metric_ridge": lambda **options: tacit.regularizers.metric_ridge(ADAMW, MODEL, **options),
-    "power": lambda **options: tacit.regularizers.power(0.5, **options),
-    "power of 1.5": lambda **options: tacit.regularizers.power(1.5, **options),
-    "hypentropy": lambda **options: tacit.regularizers.hypentropy(0.3, **options),
-    "schatten": lambda **options: tacit.regularizers.schatten(0.5, **options),
-    "schatten of 3": lambda **options: tacit.regularizers.schatten(3, **options),
-    "spectral_norm": tacit.regularizers.spectral_norm,
-    "stable_rank": tacit.regularizers.stable_rank,
-    "orthogonality": tacit.regularizers.orthogonality,
-}
-ONLY_MATRICES = (
-    *("nuclear_norm", "schatten", "spectral_norm", "stable_rank", "orthogonality", "balance"),
-)
-NOT_SEPARABLE = {
-    "diagonal": tacit.regularizers.diagonal,
-    "symmetric": tacit.regularizers.symmetric,
-    "balance": tacit.regularizers.balance,
-    "gradient_norm": lambda **options: tacit.regularizers.gradient_norm(OBJECTIVE, **options),
-    "explicit_dropout": lambda **options: tacit.regularizers.explicit_dropout(
-        DROPOUT_OBJECTIVE, **options
-    ),
-    "custom": lambda **options: tacit.regularizer("custom", coupled, **options),
-}
-FAMILIES = SEPARABLE | NOT_SEPARABLE
 SCOPES = {
     "": None,
     " of weights": "*.weight",
@@ -97,11 +56,11 @@ class Case:
 
 
 def cases(families, *, layerwise=False):
-    prefix = "layerwise " if layerwise else ""
+    prefix, scopes = ("layerwise ", ("", " of weights")) if layerwise else ("", SCOPES)
     return {
-        f"{prefix}{family}{suffix}": Case(make, scope, layerwise)
+        f"{prefix}{family}{suffix}": Case(make, SCOPES[suffix], layerwise)
         for family, make in families.items()
-        for suffix, scope in SCOPES.items()
+        for suffix in scopes
     }
 
 
@@ -114,6 +73,12 @@ every_regularizer = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 @every_regularizer
 def test_every_family_keeps_the_contract(case):
     check_contract(case(), weights(), scope=case.scope)
+
+
+@pytest.mark.parametrize("name", arriving())
+@pytest.mark.parametrize("scope", [None, "2", "*.weight"], ids=str)
+def test_every_family_of_data_keeps_the_contract(name, scope):
+    check_contract(arriving()[name](scope=scope), weights(), scope=scope)
 
 
 @every_regularizer
@@ -349,7 +314,8 @@ def test_an_objective_below_float64_is_refused():
 
 def test_the_contract_holds_at_low_rank_at_equal_singular_values_and_at_zeros():
     params = weights()
-    params["0.weight"] = 1.7 * torch.linalg.qr(params["0.weight"])[0]
+    u, _, vh = torch.linalg.svd(params["0.weight"], full_matrices=False)
+    params["0.weight"] = u @ torch.diag(torch.tensor([1.7, 1.7, 0.6]).double()) @ vh
     params["2.weight"][1] = params["2.weight"][0]
     params["0.bias"][1] = 0
     for make in (*SEPARABLE.values(), tacit.regularizers.balance):

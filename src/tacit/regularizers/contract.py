@@ -269,7 +269,8 @@ def _same_gradient(case: _Case, tensor_name: str, column: int, gradient: Tensor 
     if active and (space := case.columns.subspace(tensor_name)) is not None:
         difference = space.project(difference[:, None])[:, 0]
     most = max(float(r[:, column].abs().max()) for r in case.rows.values() if len(r))
-    return bool((difference.abs() <= SAME * most).all())
+    rounding = 1e-12 * abs(float(case.regularizer.value(case.params)[column])) / case.step
+    return bool((difference.abs() <= SAME * most + rounding).all())
 
 
 def _slices(case: _Case) -> Violations:

@@ -1,0 +1,91 @@
+"""One regularizer of every family, on one small network."""
+
+import inspect
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import tacit
+from support.models import params_of, random_data, tanh_mlp
+
+MODEL = tanh_mlp(0, sizes=(3, 4, 2))
+START = params_of(MODEL)
+OBJECTIVE = tacit.Objective(MODEL, F.mse_loss, random_data(1, count=9, inputs=3, outputs=2))
+
+DROPOUT_MODEL = nn.Sequential(MODEL[0], nn.Sequential(nn.Tanh(), nn.Dropout(0.2)), MODEL[2])
+CLASS_DATA = random_data(1, count=9, inputs=3)[0], torch.arange(9) % 2
+DROPOUT_OBJECTIVE = tacit.Objective(DROPOUT_MODEL, F.cross_entropy, CLASS_DATA)
+
+ADAMW = torch.optim.AdamW(MODEL.parameters())
+for parameter in MODEL.parameters():  # as after three steps
+    squares = torch.full_like(parameter, 0.1) + parameter.detach().square()
+    ADAMW.state[parameter] = {"step": torch.tensor(3.0), "exp_avg_sq": squares}
+
+
+def coupled(params):
+    """A penalty that is not a sum over tensors."""
+    spread = sum(p.sin().sum() for p in params.values())
+    return spread.exp() + params["0.weight"].sum() * params["2.weight"].square().sum()
+
+
+SEPARABLE = {
+    "l2": tacit.l2,
+    "l1": tacit.l1,
+    "smooth_l1": lambda **options: tacit.smooth_l1(0.7, **options),
+    "distance_to": lambda **options: tacit.regularizers.distance_to(START, **options),
+    "group_l2": tacit.regularizers.group_l2,
+    "nuclear_norm": tacit.regularizers.nuclear_norm,
+    "metric_ridge": lambda **options: tacit.regularizers.metric_ridge(ADAMW, MODEL, **options),
+    "power": lambda **options: tacit.regularizers.power(0.5, **options),
+    "power of 1.5": lambda **options: tacit.regularizers.power(1.5, **options),
+    "hypentropy": lambda **options: tacit.regularizers.hypentropy(0.3, **options),
+    "schatten": lambda **options: tacit.regularizers.schatten(0.5, **options),
+    "schatten of 3": lambda **options: tacit.regularizers.schatten(3, **options),
+    "spectral_norm": tacit.regularizers.spectral_norm,
+    "stable_rank": tacit.regularizers.stable_rank,
+    "orthogonality": tacit.regularizers.orthogonality,
+}
+ONLY_MATRICES = (
+    *("nuclear_norm", "schatten", "spectral_norm", "stable_rank", "orthogonality", "balance"),
+)
+NOT_SEPARABLE = {
+    "diagonal": tacit.regularizers.diagonal,
+    "symmetric": tacit.regularizers.symmetric,
+    "balance": tacit.regularizers.balance,
+    "gradient_norm": lambda **options: tacit.regularizers.gradient_norm(OBJECTIVE, **options),
+    "explicit_dropout": lambda **options: tacit.regularizers.explicit_dropout(
+        DROPOUT_OBJECTIVE, **options
+    ),
+    "custom": lambda **options: tacit.regularizer("custom", coupled, **options),
+}
+FAMILIES = SEPARABLE | NOT_SEPARABLE
+
+
+def arriving():
+    """Families of data, each as soon as tacit.regularizers has it."""
+    batched = tacit.Objective(
+        MODEL, F.mse_loss, random_data(1, count=9, inputs=3, outputs=2), batch_size=3
+    )
+    first = {
+        "mean_of": OBJECTIVE,
+        "gradient_l1": OBJECTIVE,
+        "gradient_variance": batched,
+        "hessian_trace": OBJECTIVE,
+        "input_jacobian": OBJECTIVE,
+        "input_laplacian": OBJECTIVE,
+        "activation_norm": OBJECTIVE,
+    }
+    needed = {"gradient_l1": {"eps": 1e-3}}
+
+    def maker(name, objective):
+        factory, options = getattr(tacit.regularizers, name), needed.get(name, {})
+        return lambda **more: factory(objective, **options, **more)
+
+    made = {n: maker(n, o) for n, o in first.items() if hasattr(tacit.regularizers, n)}
+    gradient_norm = tacit.regularizers.gradient_norm
+    if "power" in inspect.signature(gradient_norm).parameters:
+        made["gradient_norm of power 1"] = lambda **options: gradient_norm(
+            OBJECTIVE, power=1, **options
+        )
+    return made
