@@ -17,8 +17,8 @@ NOT_YET = {
 ARGUMENTS_NOT_YET = {"gradient_norm": {"power"}}  # TO EMPTY, too
 
 NO_FAMILIES = {
-    *("Columns", "Regularizer", "catalogue", "check_contract", "join_columns"),
-    "optimizer_penalties",
+    *("Columns", "Regularizer", "TensorGradient", "catalogue", "check_contract", "join_columns"),
+    *("optimizer_penalties", "separable"),
 }
 """Public names of tacit.regularizers that are no family."""
 

@@ -5,7 +5,14 @@ from tacit.regularizers.custom import regularizer
 from tacit.regularizers.data_dependent import gradient_norm
 from tacit.regularizers.dropout.penalty import explicit_dropout
 from tacit.regularizers.elementwise import distance_to, hypentropy, l1, l2, power, smooth_l1
-from tacit.regularizers.family import Columns, Regularizer, join_columns, layerwise
+from tacit.regularizers.family import (
+    Columns,
+    Regularizer,
+    TensorGradient,
+    join_columns,
+    layerwise,
+    separable,
+)
 from tacit.regularizers.matrices import (
     group_l2,
     nuclear_norm,
@@ -22,6 +29,7 @@ from tacit.regularizers.weight_decay import metric_ridge, optimizer_penalties
 __all__ = [
     "Columns",
     "Regularizer",
+    "TensorGradient",
     "balance",
     "catalogue",
     "check_contract",
@@ -42,6 +50,7 @@ __all__ = [
     "power",
     "regularizer",
     "schatten",
+    "separable",
     "smooth_l1",
     "spectral_norm",
     "stable_rank",
