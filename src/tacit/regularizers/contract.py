@@ -16,6 +16,7 @@ from tacit.objective.params import (
     Scope,
     check_finite,
     describe,
+    same_buffers,
     select,
     shorten,
     to_float64,
@@ -62,7 +63,7 @@ def check_contract(
     """
     check_type("regularizer", regularizer, Regularizer, "a tacit.Regularizer")
     check_type("params", params, Mapping, "a dictionary of named tensors")
-    point = {n: to_float64(p.detach()).clone() for n, p in params.items()}
+    point = same_buffers({n: to_float64(p.detach()).clone() for n, p in params.items()}, params)
     check_finite(point, what="the value")
     _check_precision(regularizer)
     case = _Case(regularizer, point, select(point, scope, what="scope"))
@@ -79,6 +80,10 @@ class _Case:
     regularizer: Regularizer
     params: Params
     in_scope: tuple[str, ...]
+
+    def at(self, params: Params) -> Params:
+        """Other parameters, with the buffers of this point."""
+        return same_buffers(params, self.params)
 
     @cached_property
     def columns(self) -> Columns:
@@ -235,7 +240,7 @@ def _disagreeing(case: _Case, tensor_name: str, direction: Tensor, value: Tensor
         ends = []
         for sign in (1, -1):
             moved = tensor + sign * h * direction.to(tensor).reshape(tensor.shape)
-            ends.append(case.regularizer.value({**case.params, tensor_name: moved}))
+            ends.append(case.regularizer.value(case.at({**case.params, tensor_name: moved})))
         quotient = (ends[0] - ends[1]).detach().cpu() / (2 * h)
         rounding = 100 * torch.finfo(torch.float64).eps * value.abs() / h
         wrong &= ~((quotient - exact).abs() <= TOLERANCE * size + rounding)
@@ -275,7 +280,7 @@ def _same_gradient(case: _Case, tensor_name: str, column: int, gradient: Tensor 
 
 def _slices(case: _Case) -> Violations:
     """Slices put together are the whole, for rows and for the mask of kinks."""
-    for params in (case.params, _with_zeros(case.params)):
+    for params in (case.params, case.at(_with_zeros(case.params))):
         columns = case.regularizer.bind(params)
         for tensor_name in columns.active:
             whole = _whole(params[tensor_name])
@@ -292,7 +297,7 @@ def _slices(case: _Case) -> Violations:
 
 def _kinks_and_subspaces(case: _Case) -> Violations:
     """Masks are boolean, one per row, and projections of subspaces are projections."""
-    for params in (case.params, _with_zeros(case.params)):
+    for params in (case.params, case.at(_with_zeros(case.params))):
         columns = case.regularizer.bind(params)
         for tensor_name in columns.active:
             size = params[tensor_name].numel()
@@ -323,7 +328,7 @@ def _scope(case: _Case) -> Violations:
 
 def _precision(case: _Case) -> Violations:
     """Columns are float64, and the same for weights in float32 and in float64."""
-    single = {n: p.float() for n, p in case.params.items()}
+    single = case.at({n: p.float() for n, p in case.params.items()})
     for tensor_name, rows in _dense(case.regularizer.bind(single), single).items():
         dtypes = {rows.dtype, case.rows[tensor_name].dtype}
         if dtypes != {torch.float64}:
@@ -334,7 +339,7 @@ def _precision(case: _Case) -> Violations:
 
 def _at_zero(case: _Case) -> Violations:
     """Columns and values are finite where all weights are zero."""
-    zeros = {n: torch.zeros_like(p) for n, p in case.params.items()}
+    zeros = case.at({n: torch.zeros_like(p) for n, p in case.params.items()})
     for tensor_name, rows in _dense(case.regularizer.bind(zeros), zeros).items():
         if not rows.isfinite().all():
             yield f"rows of {tensor_name!r} are not finite at zero weights."
@@ -346,10 +351,10 @@ def _repeatable(case: _Case) -> Violations:
     """A second call gives the same numbers, and the parameters are left as they are."""
     before = {n: p.clone() for n, p in case.params.items()}
     again = _dense(case.regularizer.bind(case.params), case.params)
-    values = [case.regularizer.value(case.params).detach() for _ in range(2)]
+    first, second = (case.regularizer.value(case.params) for _ in range(2))
     if not all(_close(again[n], rows) for n, rows in case.rows.items()):
         yield "a second bind(params) gives other columns: draw random numbers from a fixed seed."
-    if not _close(*values):
+    if not _close(first, second):
         yield "a second value(params) gives another number: draw random numbers from a fixed seed."
     if not all(torch.equal(p, before[n]) for n, p in case.params.items()):
         yield "it changes the parameters that it is called with."

@@ -126,8 +126,10 @@ def schatten(
         if p == 2:
             return tensor.square().sum()
         s = torch.linalg.svdvals(tensor.flatten(1))
-        # Singular values that are zero up to rounding have no derivative for p < 2.
-        positive = s > s.detach().amax() * _relative_rounding(tensor) if p < 2 else s >= 0
+        if p >= 1:
+            return (s**p).sum()
+        # σ^p of a σ that is zero up to rounding is not small, and its derivative is large.
+        positive = s > s.detach().norm() * torch.finfo(s.dtype).eps
         return torch.where(positive, torch.where(positive, s, 1.0) ** p, 0.0).sum()
 
     def make(zero: Callable[[], float]) -> Regularizer:
@@ -165,7 +167,7 @@ def spectral_norm(
 
     def gradient(tensor: Tensor) -> TensorGradient:
         top = _largest(tensor, equal_width)
-        flat = (top.u @ top.vh / max(top.count, 1)).flatten()
+        flat = (top.u @ top.vh / max(top.multiplicity, 1)).flatten()
         return TensorGradient(at=lambda part: flat[part], subspace=_subspace_of_largest(top))
 
     def value(tensor: Tensor, _: str) -> Tensor:
@@ -199,17 +201,18 @@ def stable_rank(
     def gradient(tensor: Tensor) -> TensorGradient:
         top = _largest(tensor, equal_width)
         u, s, vh, rounding = top.whole
-        if top.count == 0:
-            flat = torch.zeros_like(u @ vh).flatten()
-        else:
-            # W − ‖W‖²/σ_1 u_1 v_1ᵀ without cancellation: σ_k beyond the largest r, which have
-            # −Σ_{k>r} σ_k²/(r σ_1) instead.
-            rest = torch.where(s > rounding, s, 0.0)
-            rest[: top.count] = 0
-            largest = s[: top.count].mean()
-            weights = rest.clone()
-            weights[: top.count] = -rest.square().sum() / (top.count * largest)
-            flat = ((u * (2 * weights / largest**2)) @ vh).flatten()
+        # W − (‖W‖²/σ_1) u_1 v_1ᵀ without cancellation: the r largest singular values become
+        # −Σ_{k>r} σ_k²/(r σ_1), and the others stay.
+        rest = s.clone()
+        rest[: top.multiplicity] = 0
+        weights = rest.clone()
+        if top.multiplicity and rest.norm() > rounding:
+            largest = s[: top.multiplicity].mean()
+            weights[: top.multiplicity] = -rest.square().sum() / (top.multiplicity * largest)
+            weights *= 2 / largest**2
+        else:  # a matrix of rank 1, multiples of orthogonal ones, and zero
+            weights.zero_()
+        flat = ((u * weights) @ vh).flatten()
         return TensorGradient(at=lambda part: flat[part], subspace=_subspace_of_largest(top))
 
     def value(tensor: Tensor, _: str) -> Tensor:
@@ -237,8 +240,9 @@ def orthogonality(*, scope: Scope = None, name: str = "orthogonality") -> Regula
         tall = matrix.shape[0] >= matrix.shape[1]
         gram = matrix.T @ matrix if tall else matrix @ matrix.T
         gram.diagonal().sub_(1)
-        if gram.abs().max() <= _relative_rounding(tensor):  # orthonormal up to rounding
-            gram.zero_()
+        eps, size = torch.finfo(tensor.dtype).eps, max(matrix.shape)
+        if gram.abs().max() <= 4 * eps + size * torch.finfo(gram.dtype).eps:
+            gram.zero_()  # orthonormal up to rounding
         flat = 4 * (matrix @ gram if tall else gram @ matrix).flatten()
         return TensorGradient(at=lambda part: flat[part])
 
@@ -283,20 +287,18 @@ class _Decomposition(NamedTuple):
 
 
 def _decompose(tensor: Tensor) -> _Decomposition:
-    u, s, vh = torch.linalg.svd(to_float64(tensor.flatten(1)), full_matrices=False)
-    return _Decomposition(u, s, vh, _relative_rounding(tensor) * float(s[0]))
-
-
-def _relative_rounding(tensor: Tensor) -> float:
-    """The error of singular values as a part of the largest, for weights of this precision."""
-    shape = tensor.shape
-    return max(shape[0], math.prod(shape[1:])) * torch.finfo(tensor.dtype).eps
+    """Rounding of all weights moves singular values by at most ε‖W‖_F/2; four ε leave a margin."""
+    matrix = to_float64(tensor.flatten(1))
+    u, s, vh = torch.linalg.svd(matrix, full_matrices=False)
+    of_weights = 4 * torch.finfo(tensor.dtype).eps * float(s.norm())
+    of_decomposition = max(matrix.shape) * torch.finfo(torch.float64).eps * float(s[0])
+    return _Decomposition(u, s, vh, of_weights + of_decomposition)
 
 
 class _Largest(NamedTuple):
     """The largest singular values, all equal, and their vectors."""
 
-    count: int
+    multiplicity: int
     """How many; none if the matrix is zero."""
     u: Tensor
     vh: Tensor
@@ -306,9 +308,10 @@ class _Largest(NamedTuple):
 def _largest(tensor: Tensor, equal_width: float) -> _Largest:
     whole = _decompose(tensor)
     largest = float(whole.s[0])
-    least = largest - max(whole.rounding, equal_width * largest)
-    count = int((whole.s >= least).sum()) if largest > 0 else 0
-    return _Largest(count, whole.u[:, :count], whole.vh[:count], whole)
+    rounding = min(whole.rounding, 1e-3 * largest)  # in low precision it would be many
+    least = largest - max(rounding, equal_width * largest)
+    multiplicity = int((whole.s >= least).sum()) if largest > 0 else 0
+    return _Largest(multiplicity, whole.u[:, :multiplicity], whole.vh[:multiplicity], whole)
 
 
 def _subspace_of_largest(top: _Largest) -> Subspace | None:
@@ -316,23 +319,23 @@ def _subspace_of_largest(top: _Largest) -> Subspace | None:
 
     With A = Uᵀ D V of these, D is orthogonal to all U S Vᵀ with S symmetric and of trace 0.
     """
-    if top.count == 1:
+    if top.multiplicity == 1:
         return None
     height, width = len(top.whole.u), top.whole.vh.shape[1]
 
     def project(vectors: Tensor) -> Tensor:
-        if top.count == 0:
+        if top.multiplicity == 0:
             return torch.zeros_like(vectors)
         left, right = top.u.to(vectors), top.vh.to(vectors)
         matrices = vectors.T.reshape(-1, height, width)
         products = left.T @ matrices @ right.T
         unequal = (products + products.mT) / 2
         means = unequal.diagonal(dim1=1, dim2=2).mean(1)
-        unequal = unequal - means[:, None, None] * torch.eye(top.count).to(vectors)
+        unequal = unequal - means[:, None, None] * torch.eye(top.multiplicity).to(vectors)
         return (matrices - left @ unequal @ right).flatten(1).T
 
-    lost = top.count * (top.count + 1) // 2 - 1
-    dimension = height * width - lost if top.count else 0
+    lost = top.multiplicity * (top.multiplicity + 1) // 2 - 1
+    dimension = height * width - lost if top.multiplicity else 0
     return Subspace(dimension, project, reason="equal largest singular values")
 
 

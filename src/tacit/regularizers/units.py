@@ -35,8 +35,9 @@ def balance(
 
     Trap: by default, pairs are successive matrices in the model's order whose sizes fit. Sizes do
     not tell which layer feeds which: in models with branches, residual connections or attention,
-    name the pairs. Transposed convolutions have their dimensions the other way round, and a linear
-    layer on flattened channels has more columns than units: neither can be part of a pair.
+    name the pairs. Frozen layers are not seen. Transposed convolutions have their dimensions the
+    other way round, and a linear layer on flattened channels has more columns than units: neither
+    can be part of a pair.
 
     Args:
         pairs: the names of W and V, as in [("0.weight", "2.weight")].
@@ -135,7 +136,8 @@ def _differences(params: Mapping[str, Tensor], term: list[_Role]) -> Tensor:
     )
     signs = torch.tensor([role.sign for role in term]).to(squares)
     difference = (signs[:, None] * squares).sum(0)
-    return torch.where(difference.abs() > 4 * eps * squares.sum(0), difference, 0.0)
+    eps = max(eps, 8 * torch.finfo(torch.float64).eps)  # of the sums
+    return torch.where(difference.abs() > eps * squares.sum(0), difference, 0.0)
 
 
 def _roles(params: Mapping[str, Tensor], pair: tuple[str, str], *, biases: bool) -> list[_Role]:
