@@ -8,7 +8,8 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin
 
 import tacit
 from tacit.errors import InputError
@@ -151,18 +152,19 @@ def _factories() -> dict[str, tuple[Factory, dict[str, Any]]]:
 
 
 def _kind(annotation: Any) -> Any:
-    """What an option is parsed as: float, int, bool, str, Scope or the choices of a Literal.
+    """What an option is parsed as: float, int, bool, str, the choices of a Literal, or PATTERNS.
 
     None for options that cannot be typed.
     """
     if annotation == Scope:
-        return Scope
-    alternatives = [a for a in get_args(annotation) if a is not type(None)]
-    if get_origin(annotation) is Literal:
-        return annotation
-    if len(alternatives) == 1:  # such as float | None
-        return _kind(alternatives[0])
-    return annotation if annotation in PARSERS else None
+        return PATTERNS
+    if get_origin(annotation) in (Union, UnionType):
+        alternatives = [a for a in get_args(annotation) if a is not type(None)]
+        if str in alternatives and len(alternatives) > 1:  # one pattern, or a list of them
+            return PATTERNS
+        kinds = [kind for a in alternatives if (kind := _kind(a)) is not None]
+        return kinds[0] if len(kinds) == 1 else None
+    return annotation if annotation in PARSERS or get_origin(annotation) is Literal else None
 
 
 def parse_known(spec: str, objective: "tacit.Objective") -> tuple["tacit.Regularizer", float]:
@@ -181,7 +183,7 @@ def _parse_options(suffix: str, kinds: dict[str, Any], spec: str) -> dict[str, A
     names = list(kinds)  # at least scope and name
     key = ""
     for part in suffix.split(","):
-        if kinds.get(key) == Scope and "=" not in part:
+        if kinds.get(key) == PATTERNS and "=" not in part:
             texts[key].append(part)
             continue
         key, equals, value = part.partition("=")
@@ -198,7 +200,7 @@ def _parse_options(suffix: str, kinds: dict[str, Any], spec: str) -> dict[str, A
 
 def _parse_option(key: str, values: list[str], kind: Any, spec: str) -> Any:
     """One option in its type."""
-    if kind == Scope:
+    if kind == PATTERNS:
         return tacit.matrices if values == ["tacit.matrices"] else values
     (text,) = values
     if get_origin(kind) is Literal:
@@ -212,6 +214,8 @@ def _parse_option(key: str, values: list[str], kind: Any, spec: str) -> Any:
         raise InputError(f"{key} is {_shown(text)} in {_shown(spec)}: pass {needed}.") from error
 
 
+PATTERNS = "patterns"
+"""The kind of options that are one or several name patterns."""
 PARSERS: dict[Any, tuple[Callable[[str], Any], str]] = {
     float: (float, "a number"),
     int: (int, "a whole number"),

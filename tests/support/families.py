@@ -62,30 +62,38 @@ NOT_SEPARABLE = {
 FAMILIES = SEPARABLE | NOT_SEPARABLE
 
 
-def arriving():
-    """Families of data, each as soon as tacit.regularizers has it."""
-    batched = tacit.Objective(
-        MODEL, F.mse_loss, random_data(1, count=9, inputs=3, outputs=2), batch_size=3
-    )
-    first = {
-        "mean_of": OBJECTIVE,
-        "gradient_l1": OBJECTIVE,
-        "gradient_variance": batched,
-        "hessian_trace": OBJECTIVE,
-        "input_jacobian": OBJECTIVE,
-        "input_laplacian": OBJECTIVE,
-        "activation_norm": OBJECTIVE,
-    }
-    needed = {"gradient_l1": {"eps": 1e-3}}
+CLASSIFIER = tacit.Objective(nn.Sequential(*MODEL, nn.Tanh()), F.cross_entropy, CLASS_DATA)
+BATCHES = tacit.Objective(MODEL, F.mse_loss, OBJECTIVE.data, batch_size=4)
+PENALTY = tacit.Objective.from_batch_loss(
+    MODEL, lambda model, batch: torch.logsumexp(model(batch[0]), 1).square(), CLASS_DATA
+)
+FROM_DATA = {
+    "mean_of": ("mean_of", PENALTY, {}),
+    "gradient_norm of power 1": ("gradient_norm", OBJECTIVE, {"power": 1}),
+    "gradient_norm of a layer": ("gradient_norm", OBJECTIVE, {"of": "2"}),
+    "gradient_l1": ("gradient_l1", OBJECTIVE, {"eps": 0.1}),
+    "gradient_variance": ("gradient_variance", BATCHES, {}),
+    "hessian_trace": ("hessian_trace", OBJECTIVE, {}),
+    "input_jacobian": ("input_jacobian", CLASSIFIER, {}),
+    "input_jacobian of outputs": ("input_jacobian", CLASSIFIER, {"weighted": False}),
+    "input_laplacian": ("input_laplacian", CLASSIFIER, {}),
+    "activation_norm": ("activation_norm", OBJECTIVE, {"layers": ["1", "2"]}),
+}
+"""Function, objective and options of families of data, each used as soon as the function has them.
 
-    def maker(name, objective):
-        factory, options = getattr(tacit.regularizers, name), needed.get(name, {})
+Passes over the data take time: these are tested with fewer scopes.
+"""
+
+
+def arriving():
+    """The families of FROM_DATA that tacit.regularizers has."""
+
+    def maker(factory, objective, options):
         return lambda **more: factory(objective, **options, **more)
 
-    made = {n: maker(n, o) for n, o in first.items() if hasattr(tacit.regularizers, n)}
-    gradient_norm = tacit.regularizers.gradient_norm
-    if "power" in inspect.signature(gradient_norm).parameters:
-        made["gradient_norm of power 1"] = lambda **options: gradient_norm(
-            OBJECTIVE, power=1, **options
-        )
+    made = {}
+    for name, (function, objective, options) in FROM_DATA.items():
+        factory = getattr(tacit.regularizers, function, None)
+        if factory and options.keys() <= inspect.signature(factory).parameters.keys():
+            made[name] = maker(factory, objective, options)
     return made

@@ -166,8 +166,8 @@ CATALOGUE = (
         "the loss itself: label smoothing, focal loss and distillation contain a multiple of it.",
     ),
     Entry(
-        "gradient_norm(objective, power)",
-        "‖∇L‖^power",
+        "gradient_norm(objective, power, of)",
+        "‖∇L‖^power, of the named parameters",
         "second-order",
         EXAMPLES,
         "its other power (the columns are parallel at one point); the loss itself near a minimum; "
@@ -189,22 +189,22 @@ CATALOGUE = (
         "residuals.",
     ),
     Entry(
-        "hessian_trace(objective, probes)",
-        "tr ∇²L",
+        "hessian_trace(objective, probes, of, seed)",
+        "tr ∇²L, of the named parameters",
         "second-order",
         "exact when small; otherwise bars from groups of probes, whose noise does not attenuate "
         "the strength",
         "gradient_variance and input_jacobian: for squared loss all three contain ‖∇f‖².",
     ),
     Entry(
-        "input_jacobian(objective)",
-        "mean ‖∂f/∂x‖² (with the loss's curvature)",
+        "input_jacobian(objective, weighted, inputs, limit)",
+        "mean Σ_j (∂f/∂x_j)ᵀ ℓ″ (∂f/∂x_j); mean ‖∂f/∂x‖² if not weighted",
         "second-order",
         EXAMPLES,
         "l2 of the first layer; what input noise adds, which has input_laplacian beside it.",
     ),
     Entry(
-        "input_laplacian(objective)",
+        "input_laplacian(objective, inputs, limit)",
         "mean ∂ℓ/∂f · Δ_x f",
         "second-order",
         EXAMPLES,
@@ -212,8 +212,8 @@ CATALOGUE = (
         "are piecewise linear.",
     ),
     Entry(
-        "activation_norm(objective, layers)",
-        "mean ‖h‖² at layers h",
+        "activation_norm(objective, layers, weighted)",
+        "mean Σ_l ‖h_l‖², the outputs h_l of layers",
         "pass",
         EXAMPLES,
         "l2 weighted by activations; explicit_dropout of the same layer.",
