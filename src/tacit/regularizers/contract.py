@@ -117,13 +117,17 @@ class _Clause(NamedTuple):
 
 
 def _violations(case: _Case) -> Iterator[tuple[str, str]]:
-    """Clause and violation; a clause that raises an error is violated by it."""
-    violated = set()
+    """Clause and violation; a clause that raises an error is violated by it.
+
+    Clauses that only make sense after one that is violated, or was left out, are left out.
+    """
+    stopped = set()
     for name, clause in CLAUSES.items():
-        if violated.intersection(clause.after):
+        if stopped.intersection(clause.after):
+            stopped.add(name)
             continue
         for words in _run(clause.check, case):
-            violated.add(name)
+            stopped.add(name)
             yield name, words
 
 
