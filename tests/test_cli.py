@@ -127,6 +127,8 @@ def test_estimate_prints_the_summary_and_writes_json(folder):
     [
         *("l1", "group_l2:scope=weight", "layerwise:l2", "diagonal", "gradient_norm"),
         *("smooth_l1:scope=weight,w*,beta=1e-3", "layerwise:l2:scope=tacit.matrices"),
+        *("schatten:p=1", "power:p=0.5,zero_width=1e-6", "layerwise:power:p=1.5", "orthogonality"),
+        *("hypentropy:scale=0.1", "spectral_norm:equal_width=0.01,name=largest"),
     ],
 )
 def test_estimate_accepts_every_kind_of_candidate(folder, spec):
@@ -165,11 +167,28 @@ WRONG_OPTIONS = {
     ("--json", "{file}/x"): "cannot be written",
     ("--with", "smooth_l1:beta=1,beta=2"): "option twice",
     ("--with", "l3"): "no regularizer 'l3'",
-    ("--with", "smooth_l1"): "missing 1 required",
+    ("--with", "smooth_l1"): "'smooth_l1' lacks an option: write smooth_l1:beta=….",
     ("--with", "smooth_l1:beta=x"): "beta is 'x'",
     ("--with", "smooth_l1:beta=-1"): "beta is -1.0",
-    ("--with", "l2:width=3"): "beta, scope or name",
-    ("--with", "l2:name=x,weight"): "beta, scope or name",
+    ("--with", "l2:width=3"): "write key=value with scope or name.",
+    ("--with", "l2:beta=3"): "write key=value with scope or name.",
+    ("--with", "l2:name=x,weight"): "write key=value with scope or name.",
+    ("--with", "schatten:p=one"): "p is 'one' in 'schatten:p=one': pass a number.",
+    ("--with", "schatten:p=-1"): "p is -1.0: pass a finite number, above 0",
+    ("--with", "schatten:q=1"): "write key=value with p, scope, name or zero_width.",
+    ("--with", "balance:pairs=a"): "write key=value with biases, scope or name.",
+    ("--with", "balance:biases=yes"): "pass true or false.",
+    ("--with", "balance"): "no two successive matrices fit",
+    ("--with", "explicit_dropout:samples=1.5"): "pass a whole number.",
+    ("--with", "distance_to"): "no regularizer 'distance_to'",
+    ("--with", "regularizer:name=x"): "no regularizer 'regularizer'",
+    ("--with", "layerwise:" * 1500 + "l2"): "write layerwise: once",
+    ("--with", "layerwise:"): "write layerwise: once",
+    ("--with", "layerwise"): "write layerwise: once",
+    ("--with", "layerwise:gradient_norm"): "layerwise was given 'gradient_norm'",
+    ("--with", "l" * 5000): "no regularizer 'lll",
+    ("--with", "l2:" + "x" * 5000): "is not an option",
+    ("--known", "schatten:p=1"): "is not an option",
     ("--with", "l2:scope=weight,bias"): "'bias' of the list matches no parameter",
     ("--with", "l2"): "several regularizers",
     ("--known", "l2"): "write it as l2=5e-5",
@@ -178,7 +197,7 @@ WRONG_CALLS = {(objective,): words for objective, words in WRONG_OBJECTIVES.item
 WRONG_CALLS |= {("mine:objective", *options): words for options, words in WRONG_OPTIONS.items()}
 
 
-@pytest.mark.parametrize("call", WRONG_CALLS, ids=" ".join)
+@pytest.mark.parametrize("call", WRONG_CALLS, ids=lambda call: " ".join(call)[:60])
 def test_a_wrong_call_is_one_line_and_exit_code_two(call, folder):
     (folder / "file").write_text("")
     arguments = [part.format(file=folder / "file") for part in (*call, "--with", "l2")]
@@ -188,6 +207,13 @@ def test_a_wrong_call_is_one_line_and_exit_code_two(call, folder):
     assert line.startswith("error: ")
     assert len(line) < 1000
     assert WRONG_CALLS[call].format(folder=folder) in line
+
+
+def test_the_catalogue_is_printed():
+    result = invoke("catalogue")
+    assert result.exit_code == 0
+    for words in ("schatten(p, zero_width)", "R = Σ_W Σ_k σ_k(W)^p", "cost: weights"):
+        assert words in result.output
 
 
 def test_code_that_changes_the_folder_does_not_move_the_json(folder, monkeypatch):
@@ -295,7 +321,7 @@ def test_installed_packages_add_commands_by_entry_points(monkeypatch):
 
     monkeypatch.setattr(cli, "entry_points", entry_points)
     for app in (cli.build_app(), cli.build_app([add_commands])):
-        assert [command.name for command in app.registered_commands] == [None, "greet"]
+        assert [command.name for command in app.registered_commands] == [None, None, "greet"]
         assert CliRunner().invoke(app, ["greet"]).output == "hello\n"
 
 
@@ -318,7 +344,7 @@ def test_help_and_version_import_no_heavy_package(option):
     if option == "--version":
         assert text == [f"tacit {tacit.__version__}"]
     else:
-        for command in ("estimate", "list", "reproduce", "plot"):
+        for command in ("estimate", "catalogue", "list", "reproduce", "plot"):
             assert any(line.split()[:1] == [command] for line in text)
 
 

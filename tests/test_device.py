@@ -29,6 +29,13 @@ def candidates(objective):
         tacit.regularizers.distance_to(start),
         tacit.regularizers.group_l2(),
         tacit.regularizers.nuclear_norm(),
+        tacit.regularizers.power(0.5),
+        tacit.regularizers.hypentropy(0.1),
+        tacit.regularizers.schatten(0.5),
+        tacit.regularizers.spectral_norm(),
+        tacit.regularizers.stable_rank(),
+        tacit.regularizers.orthogonality(),
+        tacit.regularizers.balance(biases=True),
         tacit.regularizers.gradient_norm(objective),
         tacit.layerwise(tacit.l2(name="ridge")),
         tacit.regularizers.diagonal(scope="3.bias"),
@@ -51,6 +58,17 @@ def test_every_regularizer_gives_the_answer_of_the_cpu(device):
         assert equations.rows == sum(p.numel() for p in model.parameters()) - 1
     first, second = (factor.T @ factor for factor in factors)
     torch.testing.assert_close(second, first, rtol=1e-9, atol=1e-11)
+
+
+def test_the_contract_can_be_checked_on_the_device(device):
+    objective = tacit.Objective(network(device), F.mse_loss, random_data(1, outputs=2))
+    params = dict(objective.params)
+    params["3.weight"] = torch.eye(
+        2, 8, dtype=torch.float64, device=device
+    )  # equal singular values
+    for regularizer in candidates(objective):
+        if regularizer.kind not in ("diagonal", "symmetric"):
+            tacit.regularizers.check_contract(regularizer, params)
 
 
 def test_trajectories_and_weights_follow_the_model(device):

@@ -1,4 +1,4 @@
-"""The `tacit` command: `estimate`, and the commands that installed packages add.
+"""The `tacit` command: `estimate`, `catalogue`, and the commands that installed packages add.
 
 A package adds commands by an entry point of the group `tacit.commands`: a function that is called
 with the app. Names of tacit are imported inside the commands, so that `tacit --help` does not wait
@@ -33,6 +33,7 @@ def build_app(extra_commands: Iterable[Callable[[typer.Typer], None]] = ()) -> t
     )
     app.callback()(_global_options)
     app.command()(estimate)
+    app.command()(catalogue)
     installed = [entry_point.load() for entry_point in entry_points(group="tacit.commands")]
     for add_commands in dict.fromkeys([*installed, *extra_commands]):  # each only once
         add_commands(app)
@@ -95,7 +96,8 @@ def _global_options(version: Annotated[bool, VERSION] = False) -> None:
 def estimate(
     objective: Annotated[str, typer.Argument(help="module:callable that returns an Objective.")],
     candidates: Annotated[
-        list[str], typer.Option("--with", help="l2, smooth_l1:beta=1e-3, layerwise:l2, …")
+        list[str],
+        typer.Option("--with", help="l2, schatten:p=1, layerwise:l2, …; see tacit catalogue."),
     ],
     known: Annotated[
         list[str] | None, typer.Option(help="A penalty that training applied, such as l2=5e-5.")
@@ -131,6 +133,12 @@ def estimate(
             _write_json(json_file, fit.to_dict(), stream)
     finally:  # the summary is not lost where the file cannot be written
         print(fit.summary(), file=sys.stderr if stream is sys.stdout else sys.stdout)
+
+
+@report_errors()
+def catalogue() -> None:
+    """List all regularizers: formula, cost, error bars, and what each is mistaken for."""
+    tacit.regularizers.catalogue()
 
 
 def _find_stream(path: Path) -> TextIO | None:

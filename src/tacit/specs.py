@@ -8,14 +8,13 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin
 
 import tacit
 from tacit.errors import InputError
-
-WITHOUT_OBJECTIVE = ("l2", "l1", "smooth_l1", "group_l2", "nuclear_norm", "diagonal", "symmetric")
-WITH_OBJECTIVE = ("gradient_norm", "explicit_dropout")
-"""Regularizers whose first argument is the objective."""
+from tacit.objective.params import Scope
+from tacit.regularizers.overview import CATALOGUE
 
 
 def load_objective(spec: str) -> "tacit.Objective":
@@ -92,23 +91,80 @@ def _own_place(error: BaseException) -> str | None:
 def parse_regularizer(spec: str, objective: "tacit.Objective") -> "tacit.Regularizer":
     """A regularizer from `name[:key=value,…]`, or `layerwise:` before one.
 
-    A scope is a pattern, several patterns separated by commas, or tacit.matrices.
+    The options are those of the function in tacit.regularizers. A scope is a pattern, several
+    patterns separated by commas, or tacit.matrices.
 
     >>> parse_regularizer("smooth_l1:beta=1e-3,scope=*.weight", None).name
     'smooth_l1'
     """
     name, _, suffix = spec.partition(":")
-    if name == "layerwise" and suffix:
-        return tacit.layerwise(parse_regularizer(suffix, objective))
-    options = _parse_options(suffix, spec) if suffix else {}
-    if name not in (*WITHOUT_OBJECTIVE, *WITH_OBJECTIVE):
-        names = ", ".join((*WITHOUT_OBJECTIVE, *WITH_OBJECTIVE, "layerwise:…"))
-        raise InputError(f"no regularizer {name!r} in {spec!r}: choose from {names}.")
-    arguments = [objective] if name in WITH_OBJECTIVE else []
-    try:
-        return getattr(tacit.regularizers, name)(*arguments, **options)
-    except TypeError as error:
-        raise InputError(f"{spec!r} has a missing or an unknown option: {error}.") from error
+    if name != "layerwise":
+        return _make_regularizer(name, suffix, spec, objective)
+    name, _, suffix = suffix.partition(":")
+    if name in ("", "layerwise"):
+        raise InputError(
+            f"{_shown(spec)}: write layerwise: once, before the name of a family, as in "
+            "layerwise:l2."
+        )
+    return tacit.layerwise(_make_regularizer(name, suffix, spec, objective))
+
+
+def _make_regularizer(
+    name: str, suffix: str, spec: str, objective: "tacit.Objective"
+) -> "tacit.Regularizer":
+    """Call a function of tacit.regularizers with the options that were typed."""
+    factories = _factories()
+    if name not in factories:
+        names = ", ".join((*factories, "layerwise:…"))
+        raise InputError(
+            f"no regularizer {_shown(name)} in {_shown(spec)}: choose from {names}. Others need "
+            "Python objects: use them from Python."
+        )
+    factory, kinds = factories[name]
+    options = _parse_options(suffix, kinds, spec) if suffix else {}
+    parameters = inspect.signature(factory).parameters
+    required = [n for n, p in parameters.items() if p.default is p.empty and n != "objective"]
+    if missing := [n for n in required if n not in options]:
+        example = ",".join(f"{n}=…" for n in missing)
+        raise InputError(f"{_shown(spec)} lacks an option: write {name}:{example}.")
+    return factory(*([objective] if "objective" in parameters else []), **options)
+
+
+Factory = Callable[..., "tacit.Regularizer"]
+
+
+def _factories() -> dict[str, tuple[Factory, dict[str, Any]]]:
+    """The families that can be typed, and the types of those of their options that can be.
+
+    These are the families of the catalogue that need only weights, the objective and options.
+    """
+    factories = {}
+    for entry in CATALOGUE:
+        factory = getattr(tacit.regularizers, entry.name, None)
+        if factory is None:
+            continue
+        parameters = inspect.signature(factory, eval_str=True).parameters
+        kinds = {n: k for n, p in parameters.items() if (k := _kind(p.annotation)) is not None}
+        needed = {n for n, p in parameters.items() if p.default is p.empty} - {"objective"}
+        if needed <= kinds.keys():
+            factories[entry.name] = (factory, kinds)
+    return factories
+
+
+def _kind(annotation: Any) -> Any:
+    """What an option is parsed as: float, int, bool, str, the choices of a Literal, or PATTERNS.
+
+    None for options that cannot be typed.
+    """
+    if annotation == Scope:
+        return PATTERNS
+    if get_origin(annotation) in (Union, UnionType):
+        alternatives = [a for a in get_args(annotation) if a is not type(None)]
+        if str in alternatives and len(alternatives) > 1:  # one pattern, or a list of them
+            return PATTERNS
+        kinds = [kind for a in alternatives if (kind := _kind(a)) is not None]
+        return kinds[0] if len(kinds) == 1 else None
+    return annotation if annotation in PARSERS or get_origin(annotation) is Literal else None
 
 
 def parse_known(spec: str, objective: "tacit.Objective") -> tuple["tacit.Regularizer", float]:
@@ -121,31 +177,54 @@ def parse_known(spec: str, objective: "tacit.Objective") -> tuple["tacit.Regular
     return parse_regularizer(regularizer, objective), strength
 
 
-def _parse_options(suffix: str, spec: str) -> dict[str, Any]:
-    """Options from `key=value,…`; the value of scope may be several patterns."""
-    options: dict[str, Any] = {}
+def _parse_options(suffix: str, kinds: dict[str, Any], spec: str) -> dict[str, Any]:
+    """Options from `key=value,…`; the value of a scope may be several patterns."""
+    texts: dict[str, list[str]] = {}
+    names = list(kinds)  # at least scope and name
     key = ""
     for part in suffix.split(","):
-        if key == "scope" and "=" not in part:
-            options[key] += [part]
+        if kinds.get(key) == PATTERNS and "=" not in part:
+            texts[key].append(part)
             continue
         key, equals, value = part.partition("=")
-        if not equals or key not in ("beta", "scope", "name"):
+        if not equals or key not in kinds:
             raise InputError(
-                f"{part!r} in {spec!r} is not an option: write key=value with beta, scope or name."
+                f"{_shown(part)} in {_shown(spec)} is not an option: write key=value with "
+                f"{' or '.join((', '.join(names[:-1]), names[-1]))}."
             )
-        if key in options:
-            raise InputError(f"{spec!r} has the same option twice: write each option once.")
-        options[key] = [value] if key == "scope" else value
-    if "beta" in options:
-        options["beta"] = _parse_beta(options["beta"], spec)
-    if options.get("scope") == ["tacit.matrices"]:
-        options["scope"] = tacit.matrices
-    return options
+        if key in texts:
+            raise InputError(f"{_shown(spec)} has the same option twice: write each option once.")
+        texts[key] = [value]
+    return {key: _parse_option(key, values, kinds[key], spec) for key, values in texts.items()}
 
 
-def _parse_beta(value: str, spec: str) -> float:
+def _parse_option(key: str, values: list[str], kind: Any, spec: str) -> Any:
+    """One option in its type."""
+    if kind == PATTERNS:
+        return tacit.matrices if values == ["tacit.matrices"] else values
+    (text,) = values
+    if get_origin(kind) is Literal:
+        choices = {str(choice): choice for choice in get_args(kind)}
+        parse, needed = choices.__getitem__, f"one of {', '.join(choices)}"
+    else:
+        parse, needed = PARSERS[kind]
     try:
-        return float(value)
-    except ValueError as error:
-        raise InputError(f"beta is {value!r} in {spec!r}: pass a number above zero.") from error
+        return parse(text)
+    except (ValueError, KeyError) as error:
+        raise InputError(f"{key} is {_shown(text)} in {_shown(spec)}: pass {needed}.") from error
+
+
+PATTERNS = "patterns"
+"""The kind of options that are one or several name patterns."""
+PARSERS: dict[Any, tuple[Callable[[str], Any], str]] = {
+    float: (float, "a number"),
+    int: (int, "a whole number"),
+    bool: ({"true": True, "false": False}.__getitem__, "true or false"),
+    str: (str, "a name"),
+}
+"""How an option is read from text, and what to pass, for each type."""
+
+
+def _shown(text: str, most: int = 80) -> str:
+    """A text as it was typed, shortened for a message."""
+    return repr(text if len(text) <= most else f"{text[:most]}…")

@@ -2,63 +2,34 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
 from support.columns import dense_columns, kinks_of, random_params
-from support.models import params_of, random_data, tanh_mlp
+from support.families import (
+    CLASS_DATA,
+    FAMILIES,
+    NOT_SEPARABLE,
+    OBJECTIVE,
+    ONLY_MATRICES,
+    SEPARABLE,
+    START,
+    arriving,
+)
 from torch import nn
 from torch.nn import functional as F
 
 import tacit
 from tacit import reference
 from tacit.objective.params import select
-
-MODEL = tanh_mlp(0, sizes=(3, 4, 2))
-START = params_of(MODEL)
-NAMES = ["0.weight", "0.bias", "2.weight", "2.bias"]
-OBJECTIVE = tacit.Objective(MODEL, F.mse_loss, random_data(1, count=9, inputs=3, outputs=2))
-
-DROPOUT_MODEL = nn.Sequential(MODEL[0], nn.Sequential(nn.Tanh(), nn.Dropout(0.2)), MODEL[2])
-CLASS_DATA = random_data(1, count=9, inputs=3)[0], torch.arange(9) % 2
-DROPOUT_OBJECTIVE = tacit.Objective(DROPOUT_MODEL, F.cross_entropy, CLASS_DATA)
-
-ADAMW = torch.optim.AdamW(MODEL.parameters())
-for parameter in MODEL.parameters():  # as after three steps
-    squares = torch.full_like(parameter, 0.1) + parameter.detach().square()
-    ADAMW.state[parameter] = {"step": torch.tensor(3.0), "exp_avg_sq": squares}
+from tacit.regularizers import check_contract
 
 
 def weights(**options):
     return random_params(START, **options)
 
 
-def coupled(params):
-    """A penalty that is not a sum over tensors."""
-    spread = sum(p.sin().sum() for p in params.values())
-    return spread.exp() + params["0.weight"].sum() * params["2.weight"].square().sum()
-
-
-SEPARABLE = {
-    "l2": tacit.l2,
-    "l1": tacit.l1,
-    "smooth_l1": lambda **options: tacit.smooth_l1(0.7, **options),
-    "distance_to": lambda **options: tacit.regularizers.distance_to(START, **options),
-    "group_l2": tacit.regularizers.group_l2,
-    "nuclear_norm": tacit.regularizers.nuclear_norm,
-    "metric_ridge": lambda **options: tacit.regularizers.metric_ridge(ADAMW, MODEL, **options),
-}
-NOT_SEPARABLE = {
-    "diagonal": tacit.regularizers.diagonal,
-    "symmetric": tacit.regularizers.symmetric,
-    "gradient_norm": lambda **options: tacit.regularizers.gradient_norm(OBJECTIVE, **options),
-    "explicit_dropout": lambda **options: tacit.regularizers.explicit_dropout(
-        DROPOUT_OBJECTIVE, **options
-    ),
-    "custom": lambda **options: tacit.regularizer("custom", coupled, **options),
-}
-FAMILIES = SEPARABLE | NOT_SEPARABLE
 SCOPES = {
     "": None,
     " of weights": "*.weight",
@@ -85,11 +56,11 @@ class Case:
 
 
 def cases(families, *, layerwise=False):
-    prefix = "layerwise " if layerwise else ""
+    prefix, scopes = ("layerwise ", ("", " of weights")) if layerwise else ("", SCOPES)
     return {
-        f"{prefix}{family}{suffix}": Case(make, scope, layerwise)
+        f"{prefix}{family}{suffix}": Case(make, SCOPES[suffix], layerwise)
         for family, make in families.items()
-        for suffix, scope in SCOPES.items()
+        for suffix in scopes
     }
 
 
@@ -99,58 +70,20 @@ SCOPED_CASES = {name: case for name, case in CASES.items() if case.scope is not 
 every_regularizer = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 
 
-def in_scope_mask(case):
-    """Which coordinates of the flat parameter vector the scope covers."""
-    return torch.cat([torch.full((START[n].numel(),), n in case.in_scope) for n in NAMES])
+@every_regularizer
+def test_every_family_keeps_the_contract(case):
+    check_contract(case(), weights(), scope=case.scope)
 
 
-def shift(params, index, step):
-    """The parameters with one coordinate of the flat vector increased by a step."""
-    vector = reference.flat(params)
-    vector[index] += step
-    return reference.unflatten(vector, params)
+@pytest.mark.parametrize("name", arriving())
+@pytest.mark.parametrize("scope", [None, "2", "*.weight"], ids=str)
+def test_every_family_of_data_keeps_the_contract(name, scope):
+    check_contract(arriving()[name](scope=scope), weights(), scope=scope)
 
 
 @every_regularizer
-def test_gradient_is_the_derivative_of_the_value_by_autograd(case):
-    regularizer, params = case(), weights()
-    expected = reference.design([regularizer], params)
-    torch.testing.assert_close(dense_columns(regularizer, params), expected, rtol=1e-10, atol=1e-12)
-
-
-@every_regularizer
-def test_gradient_is_the_derivative_of_the_value_by_finite_differences(case):
-    regularizer, params, step = case(), weights(), 1e-5
-    columns = dense_columns(regularizer, params)
-    for i in torch.nonzero(in_scope_mask(case))[:, 0].tolist():
-        ahead, behind = (regularizer.value(shift(params, i, h)) for h in (step, -step))
-        quotient = (ahead - behind) / (2 * step)
-        torch.testing.assert_close(columns[i], quotient, rtol=1e-6, atol=1e-6)
-
-
-@every_regularizer
-def test_gradient_and_value_are_finite_at_zero_weights(case):
-    regularizer, zero = case(), weights(scale=0.0)
-    assert dense_columns(regularizer, zero).isfinite().all()
-    assert regularizer.value(zero).isfinite().all()
-
-
-@every_regularizer
-def test_names_are_unique_and_there_is_one_value_per_name(case):
-    regularizer, params = case(), weights()
-    names, value = regularizer.bind(params).names, regularizer.value(params)
-    assert len(set(names)) == len(names)
-    assert all(name.startswith(regularizer.name) for name in names)
-    assert tuple(regularizer.gradient(params)) == names
-    assert value.shape == (len(names),)
-    assert value.dtype == torch.float64
-
-
-@every_regularizer
-def test_gradient_is_zero_outside_the_scope_and_nonzero_inside(case):
-    columns = dense_columns(case(), weights())
-    assert not columns[~in_scope_mask(case)].any()
-    only_matrices = "nuclear_norm" in case().name
+def test_gradient_is_nonzero_on_every_tensor_in_scope_that_the_family_covers(case):
+    only_matrices = any(words in case().name for words in ONLY_MATRICES)
     for name in case.in_scope:
         gradients = case().gradient(weights(), [name])
         assert all(list(gradient) == [name] for gradient in gradients.values())
@@ -166,33 +99,10 @@ def test_a_scope_changes_nothing_inside_it(case):
         torch.testing.assert_close(reference.flat(gradient), reference.flat(expected[name]))
 
 
-@every_regularizer
-def test_slices_concatenated_equal_the_whole_tensor(case):
-    params = weights()
-    params["0.weight"][1] = 0  # a kink of the families that have kinks
-    columns = case().bind(params)
-    for name in columns.active:
-        size = params[name].numel()
-        parts = [slice(start, min(start + 5, size)) for start in range(0, size, 5)]
-        rows = torch.cat([columns.rows(name, part) for part in parts])
-        assert rows.shape == (size, len(columns.active[name]))
-        assert torch.equal(rows, columns.rows(name, slice(0, size)))
-        whole_mask = columns.kinks(name, slice(0, size))
-        if whole_mask is not None:
-            mask = torch.cat([columns.kinks(name, part) for part in parts])
-            assert torch.equal(mask, whole_mask)
-
-
-@pytest.mark.parametrize("name", [*SEPARABLE, "diagonal", "symmetric", "custom"])
-def test_columns_are_float64_for_weights_of_any_dtype(name):
-    regularizer = FAMILIES[name]()
-    columns = dense_columns(regularizer, {n: p.float() for n, p in weights().items()})
-    assert columns.dtype == torch.float64
-    expected = dense_columns(regularizer, weights())
-    torch.testing.assert_close(columns, expected, rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize("name", ["l2", "smooth_l1", "diagonal", "gradient_norm"])
+@pytest.mark.parametrize(
+    "name",
+    ["l2", "smooth_l1", "power of 1.5", "hypentropy", "diagonal", "balance", "gradient_norm"],
+)
 def test_smooth_families_have_no_kinks_even_at_zero(name):
     assert kinks_of(FAMILIES[name](), weights(scale=0.0)) == {}
 
@@ -201,7 +111,9 @@ def closed_forms(params):
     """The value of every family, written out over single entries."""
     flat, start = reference.flat(params).tolist(), reference.flat(START).tolist()
     rows = [row for p in params.values() for row in p.reshape(len(p), -1).tolist()]
-    grams = [params[n] @ params[n].T for n in ("0.weight", "2.weight")]
+    W, V = params["0.weight"], params["2.weight"]
+    grams = [W.T @ W, V @ V.T]
+    spectra = [torch.linalg.eigvalsh(gram) for gram in grams]
     pairs = [(i, j) for i in range(len(flat)) for j in range(i, len(flat))]
     gradient = reference.flat(OBJECTIVE.gradient(params))
     return {
@@ -210,7 +122,18 @@ def closed_forms(params):
         "smooth_l1": [sum(abs(t) - 0.35 if abs(t) > 0.7 else t * t / 1.4 for t in flat)],
         "distance_to": [sum((t - s) ** 2 for t, s in zip(flat, start, strict=True))],
         "group_l2": [sum(math.hypot(*row) for row in rows)],
-        "nuclear_norm": [sum(float(sum_of_singular_values(gram)) for gram in grams)],
+        "nuclear_norm": [sum(power_of_singular_values(gram, 1) for gram in grams)],
+        "power": [sum(abs(t) ** 0.5 for t in flat)],
+        "power of 1.5": [sum(abs(t) ** 1.5 for t in flat)],
+        "hypentropy": [sum(0.3 * hyperbolic_entropy(t / 0.3) for t in flat)],
+        "schatten": [sum(power_of_singular_values(gram, 0.5) for gram in grams)],
+        "schatten of 3": [sum(power_of_singular_values(gram, 3) for gram in grams)],
+        "spectral_norm": [sum(float(squares.max()) ** 0.5 for squares in spectra)],
+        "stable_rank": [sum(float(squares.sum() / squares.max()) for squares in spectra)],
+        "orthogonality": [
+            sum(float((M.T @ M - torch.eye(M.shape[1])).square().sum()) for M in (W, V))
+        ],
+        "balance": [sum((float(W[j] @ W[j]) - float(V[:, j] @ V[:, j])) ** 2 for j in range(4))],
         "diagonal": [t * t for t in flat],
         "symmetric": [flat[i] * flat[j] * (1 if i == j else math.sqrt(2)) for i, j in pairs],
         "gradient_norm": [float(gradient @ gradient)],
@@ -218,9 +141,13 @@ def closed_forms(params):
     }
 
 
-def sum_of_singular_values(gram):
-    """Σ σ_k of a matrix W from WWᵀ."""
-    return torch.linalg.eigvalsh(gram).clamp(min=0).sqrt().sum()
+def power_of_singular_values(gram, p):
+    """Σ σ_k^p of a matrix W from the smaller of WWᵀ and WᵀW."""
+    return float((torch.linalg.eigvalsh(gram) ** (p / 2)).sum())
+
+
+def hyperbolic_entropy(z):
+    return 2 - math.sqrt(4 + z * z) + z * math.asinh(z / 2)
 
 
 def dropout_penalty_of_two_classes(params):
@@ -246,3 +173,150 @@ def test_layerwise_has_one_column_per_layer_and_the_columns_sum_to_the_family(ma
     torch.testing.assert_close(columns.sum(1), total, rtol=1e-15, atol=0)
     assert not (columns[:, 0] * columns[:, 1]).any()
     torch.testing.assert_close(split.value(weights()).sum(), whole.value(weights())[0])
+
+
+def broken(**changes):
+    """l2 with something wrong: a function of the columns, or other fields."""
+    change_columns = changes.pop("columns", lambda columns: columns)
+    right = tacit.l2(scope=changes.pop("scope", None))
+    wrong = replace(right, bind=lambda params: change_columns(right.bind(params)))
+    return replace(wrong, **changes)
+
+
+def with_rows(rows):
+    """Change the rows of all tensors: rows(rows_of_l2, part)."""
+    return lambda columns: replace(
+        columns, rows=lambda name, part: rows(columns.rows(name, part), part)
+    )
+
+
+def without_the_fourth(rows, part):
+    return rows * (torch.arange(part.start, part.stop) != 3)[:, None]
+
+
+def half_a_mask(columns):
+    """Kinks that are told only for slices that start at 0."""
+
+    def kinks(name, part):
+        return torch.full((part.stop - part.start,), part.start == 0)
+
+    return replace(columns, kinks=kinks)
+
+
+def drawn_anew(params):
+    return params["0.weight"].sum()[None] * torch.randn(())
+
+
+def squares(params):
+    return sum(p.square().sum() for p in params.values())[None]
+
+
+def damage(params):
+    for p in params.values():
+        p.data.mul_(2)
+    return tacit.l2().bind(params)
+
+
+def missing(params):
+    raise NotImplementedError("no value")
+
+
+BROKEN = {
+    "wrong sign": (
+        broken(columns=with_rows(lambda rows, _: -rows)), "finite differences", "autograd",
+    ),
+    "wrong factor": (broken(columns=with_rows(lambda rows, _: 1.001 * rows)), "not the finite"),
+    "one wrong entry": (
+        broken(columns=with_rows(without_the_fourth)),
+        "on '0.weight' the gradient of l2 is not",
+    ),
+    "columns outside of the scope": (broken(scope=None), "outside of the scope", "2.bias"),
+    "float32 columns": (
+        broken(columns=with_rows(lambda rows, _: rows.float())), "float64 is needed",
+    ),
+    "slices that disagree": (
+        broken(columns=with_rows(lambda rows, part: rows * (1 + part.start))), "rows of slices",
+    ),
+    "kinks that disagree": (broken(columns=half_a_mask), "kinks of slices"),
+    "kinks that are no mask": (
+        broken(columns=lambda c: replace(c, kinks=lambda name, part: torch.zeros(2))),
+        "one bool per row",
+    ),
+    "value missing": (broken(value=missing), "raised NotImplementedError: no value"),
+    "value without a graph": (
+        broken(value=lambda params: squares(params).detach()), "cannot be differentiated",
+    ),
+    "value a scalar": (broken(value=lambda params: squares(params)[0]), "one per name"),
+    "value in float32": (broken(value=lambda params: squares(params).float()), "torch.float32 for"),
+    "value of other weights": (
+        broken(value=lambda params: params["0.weight"].square().sum()[None]), "on '2.weight' the",
+    ),
+    "random value": (broken(value=drawn_anew), "second value(params) gives another"),
+    "random columns": (
+        broken(columns=with_rows(lambda rows, _: rows + torch.randn(()))), "second bind(params)",
+    ),
+    "changed parameters": (broken(bind=damage), "changes the parameters"),
+    "names twice": (
+        broken(columns=lambda c: replace(c, names=("l2", "l2"))), "the names l2, l2 are not unique",
+    ),
+    "another name": (broken(columns=lambda c: replace(c, names=("ridge",))), "do not start with"),
+    "unknown tensor": (
+        broken(columns=lambda c: replace(c, active=c.active | {"x": (0,)})), "x, which is no",
+    ),
+    "infinite at zero": (
+        tacit.regularizer("log", lambda params: params["0.weight"].square().log().sum()),
+        "zero weights",
+    ),
+    "not a sum over tensors": (
+        replace(tacit.regularizers.balance(), separable=True), "separable: raised",
+    ),
+    "another function of entries": (
+        broken(entrywise=tacit.l1().entrywise), "entrywise is not the column", "do not sum",
+    ),
+    "cost": (broken(cost="cheap"), "cost is 'cheap'"),
+    "cost of data": (broken(objective=OBJECTIVE), "not 'weights'"),
+    "definition of a moment": (broken(definition=str(object())), "the same in every process"),
+    "influence of nothing": (broken(influence=lambda *_: torch.ones(1)), "influence needs obj"),
+    "influence of another shape": (
+        replace(FAMILIES["gradient_norm"](), influence=lambda *_: torch.ones(3)), "(9, 2, 1)",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_family_is_told_what_it_violates(name):
+    regularizer, *words = BROKEN[name]
+    scope = "*.weight" if "scope" in name else None
+    with pytest.raises(tacit.InputError, match="does not keep the contract") as error:
+        check_contract(regularizer, weights(), scope=scope)
+    for part in words:
+        assert part in str(error.value)
+
+
+def test_all_violations_are_listed_at_once():
+    wrong = broken(
+        columns=with_rows(lambda rows, part: -rows.float() * (1 + part.start)), cost="no"
+    )
+    with pytest.raises(tacit.InputError) as error:
+        check_contract(wrong, weights())
+    clauses = [line.partition(":")[0] for line in str(error.value).splitlines()[1:]]
+    assert set(clauses) == {
+        "- gradient against finite differences", "- gradient against autograd", "- slices",
+        "- precision", "- statements", "- entrywise",
+    }  # fmt: skip
+
+
+def test_an_objective_below_float64_is_refused():
+    objective = tacit.Objective(nn.Linear(3, 2), F.mse_loss, (torch.ones(4, 3), torch.ones(4, 2)))
+    with pytest.raises(tacit.InputError, match="double precision"):
+        check_contract(tacit.regularizers.gradient_norm(objective), objective.params)
+
+
+def test_the_contract_holds_at_low_rank_at_equal_singular_values_and_at_zeros():
+    params = weights()
+    u, _, vh = torch.linalg.svd(params["0.weight"], full_matrices=False)
+    params["0.weight"] = u @ torch.diag(torch.tensor([1.7, 1.7, 0.6]).double()) @ vh
+    params["2.weight"][1] = params["2.weight"][0]
+    params["0.bias"][1] = 0
+    for make in (*SEPARABLE.values(), tacit.regularizers.balance):
+        check_contract(make(), params)

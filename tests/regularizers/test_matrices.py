@@ -1,4 +1,4 @@
-"""Group lasso and nuclear norm: kinks, and tensors of more than two dimensions."""
+"""Families of rows and matrices: kinks, subspaces, and tensors of more than two dimensions."""
 
 import pytest
 import torch
@@ -8,7 +8,14 @@ from torch import nn
 from torch.nn import functional as F
 
 import tacit
-from tacit.regularizers import group_l2, nuclear_norm
+from tacit.regularizers import (
+    group_l2,
+    nuclear_norm,
+    orthogonality,
+    schatten,
+    spectral_norm,
+    stable_rank,
+)
 
 PARAMS = params_of(tanh_mlp(0, sizes=(3, 4, 2)))
 
@@ -143,7 +150,10 @@ def test_null_distributions_are_refused_along_a_subspace():
         tacit.identifiability.null_distribution(fit, "nuclear_norm")
 
 
-@pytest.mark.parametrize("make", [group_l2, nuclear_norm])
+@pytest.mark.parametrize(
+    "make",
+    [group_l2, nuclear_norm, lambda: schatten(0.5), spectral_norm, stable_rank, orthogonality],
+)
 def test_tensors_of_more_dimensions_are_matrices_by_their_first_dimension(make):
     torch.manual_seed(0)
     kernel = {"w": torch.randn(3, 2, 2, 2, dtype=torch.float64)}
@@ -151,3 +161,120 @@ def test_tensors_of_more_dimensions_are_matrices_by_their_first_dimension(make):
     columns, expected = dense_columns(make(), kernel), dense_columns(make(), matrix)
     torch.testing.assert_close(columns, expected, rtol=0, atol=0)
     torch.testing.assert_close(make().value(kernel), make().value(matrix), rtol=1e-14, atol=0)
+
+
+def with_singular_values(*values, shape=(4, 3), seed=0, dtype=torch.float64):
+    """A matrix with these singular values."""
+    generator = torch.Generator().manual_seed(seed)
+    u, _, vh = torch.linalg.svd(
+        torch.randn(shape, generator=generator, dtype=torch.float64), full_matrices=False
+    )
+    return {"w": (u @ torch.diag(torch.tensor(values).double()) @ vh).to(dtype)}
+
+
+def test_schatten_of_one_is_the_nuclear_norm_and_of_two_is_ridge_of_matrices():
+    low = with_singular_values(2.0, 0.5, 0.0)
+    for params in (random_params(PARAMS), low):
+        columns = dense_columns(schatten(1), params)
+        torch.testing.assert_close(columns, dense_columns(nuclear_norm(), params), rtol=0, atol=0)
+        torch.testing.assert_close(
+            dense_columns(schatten(2), params),
+            dense_columns(tacit.l2(scope=tacit.matrices), params),
+            rtol=0,
+            atol=0,
+        )
+    spaces = [make.bind(low).subspace("w") for make in (schatten(1), nuclear_norm())]
+    assert [space.dimension for space in spaces] == [10, 10]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize(("p", "dimension"), [(0.5, 10), (1, 10), (1.05, 10), (2, 12), (3, 12)])
+def test_schatten_has_equations_along_the_row_and_column_space_below_two(p, dimension, dtype):
+    params = with_singular_values(2.0, 0.5, 0.0, dtype=dtype)
+    space = schatten(p).bind(params).subspace("w")
+    assert (12 if space is None else space.dimension) == dimension
+    assert dense_columns(schatten(p), params).abs().max() < 15
+    assert schatten(p).value(params).item() == pytest.approx(2**p + 0.5**p, rel=1e-6)
+
+
+@pytest.mark.parametrize("make", [spectral_norm, stable_rank])
+def test_equal_largest_singular_values_have_equations_where_they_stay_equal(make):
+    values = (1.5, 1.5, 1.5, 0.4)
+    params = with_singular_values(*values, shape=(5, 4))
+    columns = make().bind(params)
+    space = columns.subspace("w")
+    assert space.dimension == 20 - 5
+    project = space.project(torch.eye(20, dtype=torch.float64))
+    torch.testing.assert_close(project, project.T, rtol=0, atol=1e-14)
+    torch.testing.assert_close(project @ project, project, rtol=0, atol=1e-14)
+    assert float(project.trace()) == pytest.approx(15)
+    # Along the space the values have the derivative of the column; along others there is none.
+    generator = torch.Generator().manual_seed(1)
+    drawn = torch.randn(20, generator=generator, dtype=torch.float64)
+    inside, outside = project @ drawn, drawn - project @ drawn
+    column = columns.rows("w", slice(0, 20))[:, 0]
+
+    def slopes(direction, step=1e-6):
+        moved = [params["w"] + s * step * direction.reshape(5, 4) for s in (1, -1)]
+        ahead, behind = (float(make().value({"w": w})) for w in moved)
+        start = float(make().value(params))
+        return (ahead - start) / step, (start - behind) / step
+
+    assert slopes(inside) == pytest.approx(2 * [float(column @ inside)], rel=1e-4, abs=1e-5)
+    ahead, behind = slopes(outside)
+    assert abs(ahead - behind) > 0.1
+
+
+def test_singular_values_within_the_width_are_equal_to_the_largest():
+    params = with_singular_values(1.0, 1 - 1e-4, 0.5)
+    assert spectral_norm().bind(params).subspace("w") is None
+    assert spectral_norm(equal_width=1e-3).bind(params).subspace("w").dimension == 12 - 2
+    rounded = with_singular_values(1.0, 1.0, 0.5, dtype=torch.float32)
+    assert spectral_norm().bind(rounded).subspace("w").dimension == 12 - 2
+    for width in (-1e-9, 1.0, "0"):
+        with pytest.raises(tacit.InputError, match="equal_width"):
+            spectral_norm(equal_width=width)
+
+
+def test_too_small_a_width_is_a_problem_of_the_fit_and_not_a_wrong_number():
+    generator = torch.Generator().manual_seed(3)
+    X = torch.randn(60, 4, generator=generator, dtype=torch.float64)
+    model = nn.Linear(4, 3, bias=False).double()
+    model.weight.data = with_singular_values(1.0, 1 - 1e-4, 0.5, shape=(3, 4))["w"]
+    u, _, vh = torch.linalg.svd(model.weight.detach(), full_matrices=False)
+    # ∇L = −λ U Z Vᵀ of the two largest, with λ = 0.3 and Z = diag(2/3, 1/3)
+    pull = 0.3 * (u[:, :2] * torch.tensor([2.0, 1.0]).double() / 3) @ vh[:2]
+    gram = X.T @ X / 60
+    y = X @ (model.weight.detach() + 3 / 2 * pull @ torch.linalg.inv(gram)).T
+    fit = tacit.estimate(model, F.mse_loss, (X, y), spectral_norm(equal_width=1e-3))
+    assert fit.strengths["spectral_norm"] == pytest.approx(0.3, rel=1e-6)
+    assert not fit.problems
+    fit = tacit.estimate(model, F.mse_loss, (X, y), spectral_norm())
+    assert fit.strengths["spectral_norm"] == pytest.approx(0.2, rel=1e-3)
+    assert "unexplained" in {problem.kind for problem in fit.problems}
+
+
+def test_stable_rank_has_no_column_at_rank_one_at_orthogonal_matrices_and_for_vectors():
+    for values in ((2.0, 0.0, 0.0), (2.0, 2.0, 2.0)):
+        assert not dense_columns(stable_rank(), with_singular_values(*values)).any()
+    with pytest.raises(tacit.InputError, match="none of the parameters"):
+        stable_rank().bind({"w": torch.ones(1, 5), "v": torch.ones(5, 1)})
+    zero = stable_rank().bind({"w": torch.zeros(3, 2)})
+    assert zero.subspace("w").dimension == 0
+
+
+def test_orthogonality_has_no_column_at_orthonormal_weights():
+    generator = torch.Generator().manual_seed(0)
+    q = torch.linalg.qr(torch.randn(5, 3, generator=generator, dtype=torch.float64))[0]
+    for matrix in (q, q.T, q.float()):
+        assert not dense_columns(orthogonality(), {"w": matrix}).any()
+    assert orthogonality().value({"w": q}).item() == pytest.approx(0, abs=1e-14)
+    assert orthogonality().value({"w": q.T}).item() == pytest.approx(2)
+
+
+def test_reasons_that_do_not_combine_are_refused():
+    model = nn.Linear(3, 4, bias=False).double()
+    model.weight.data = with_singular_values(1.0, 1.0, 0.0)["w"]
+    data = torch.randn(6, 3).double(), torch.randn(6, 4).double()
+    with pytest.raises(tacit.InputError, match="low rank, equal largest"):
+        tacit.estimate(model, F.mse_loss, data, [nuclear_norm(), spectral_norm()])

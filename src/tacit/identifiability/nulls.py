@@ -123,10 +123,12 @@ def null_distribution(
 
 def _check_entries(bound: BoundCandidates) -> None:
     """Refuse equations that are not of single entries."""
-    if low_rank := [n for n in bound.rows if bound.subspace(n) is not None]:
+    if projected := [n for n in bound.rows if bound.subspace(n) is not None]:
         raise InputError(
-            f"{shorten(low_rank)} has a low rank, and its equations are along its row and column "
-            "space: their entries cannot be drawn one by one. Leave nuclear_norm out."
+            f"{shorten(projected)} has a low rank or equal largest singular values, and its "
+            "equations are along the directions in which all candidates have a gradient: their "
+            "entries cannot be drawn one by one. Leave penalties of singular values, such as "
+            "nuclear_norm, out."
         )
 
 

@@ -1,22 +1,44 @@
 """Candidate regularizers: each has a name, gradient columns ∇R_j(θ) and values R_j(θ)."""
 
+from tacit.regularizers.contract import check_contract
 from tacit.regularizers.custom import regularizer
 from tacit.regularizers.data_dependent import gradient_norm
 from tacit.regularizers.dropout.penalty import explicit_dropout
-from tacit.regularizers.elementwise import distance_to, l1, l2, smooth_l1
-from tacit.regularizers.family import Columns, Regularizer, join_columns, layerwise
-from tacit.regularizers.matrices import group_l2, nuclear_norm
+from tacit.regularizers.elementwise import distance_to, hypentropy, l1, l2, power, smooth_l1
+from tacit.regularizers.family import (
+    Columns,
+    Regularizer,
+    TensorGradient,
+    join_columns,
+    layerwise,
+    separable,
+)
+from tacit.regularizers.matrices import (
+    group_l2,
+    nuclear_norm,
+    orthogonality,
+    schatten,
+    spectral_norm,
+    stable_rank,
+)
+from tacit.regularizers.overview import catalogue
 from tacit.regularizers.quadratic import diagonal, symmetric
+from tacit.regularizers.units import balance
 from tacit.regularizers.weight_decay import metric_ridge, optimizer_penalties
 
 __all__ = [
     "Columns",
     "Regularizer",
+    "TensorGradient",
+    "balance",
+    "catalogue",
+    "check_contract",
     "diagonal",
     "distance_to",
     "explicit_dropout",
     "gradient_norm",
     "group_l2",
+    "hypentropy",
     "join_columns",
     "l1",
     "l2",
@@ -24,7 +46,13 @@ __all__ = [
     "metric_ridge",
     "nuclear_norm",
     "optimizer_penalties",
+    "orthogonality",
+    "power",
     "regularizer",
+    "schatten",
+    "separable",
     "smooth_l1",
+    "spectral_norm",
+    "stable_rank",
     "symmetric",
 ]

@@ -1,4 +1,4 @@
-"""Families that are sums over single entries: ridge, lasso, smoothed lasso, distance to a point."""
+"""Sums over single entries: ridge, lasso, powers, smoothed lasso, hypentropy, distances."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tacit.errors import InputError, check_type
+from tacit.errors import InputError, check_number, check_type
 from tacit.objective.models import without_wrappers
 from tacit.objective.params import Params, Scope, check_finite, to_float64
 from tacit.regularizers.family import (
@@ -82,6 +82,75 @@ def smooth_l1(beta: float, *, scope: Scope = None, name: str = "smooth_l1") -> R
     huber = EntrywiseFunction(value, lambda theta: (theta / beta).clamp(-1, 1))
     definition = f"smooth_l1(beta={float(beta)!r})"
     return replace(_sum_over_entries(name, scope, huber), kind="smooth_l1", definition=definition)
+
+
+def power(
+    p: float, *, scope: Scope = None, name: str = "power", zero_width: float | None = None
+) -> Regularizer:
+    """Bridge penalty, R(θ) = Σ_i |θ_i|^p for any p > 0, with gradient p |θ_i|^(p−1) sign(θ_i).
+
+    p = 2 is `l2` and p = 1 is `l1`. Weight decay μ of n factors, θ = u ⊙ v ⊙ …, is strength nμ/2
+    at p = 2/n, as a penalty of their product.
+
+    At zero there is no gradient for p ≤ 1, and such rows are removed, as in `l1`. For p > 1 there
+    is one, namely 0, and all rows stay.
+
+    Trap: for p < 2 the gradient changes without bound near zero. Steps of finite size oscillate
+    there, and the column of such weights means little; for p < 1 it dominates all others. Pass a
+    `zero_width` above their size; a fit reports where it seems too small.
+
+    Args:
+        p: the exponent.
+        scope: which parameters the sum runs over.
+        name: the name that the strength is listed under.
+        zero_width: weights up to this part of the largest in scope count as zero, and their rows
+            are removed. By default 1e-9 for p ≤ 1, and no row is removed for p > 1.
+    """
+    check_number("p", p, above=0)
+    p = float(p)
+    width = zero_width if zero_width is not None else ZERO_WIDTH if p <= 1 else 0.0
+
+    def value(theta: Tensor) -> Tensor:
+        zero = theta == 0  # the derivative of |θ|^p by autograd is not finite at zero
+        return torch.where(zero, 0.0, torch.where(zero, 1.0, theta).abs() ** p)
+
+    def derivative(theta: Tensor) -> Tensor:
+        size = torch.where(theta == 0, 1.0, theta).abs()
+        return p * size ** (p - 1) * theta.sign()
+
+    def make(zero: Callable[[], float]) -> Regularizer:
+        def kinks(theta: Tensor) -> Tensor | None:
+            return theta.abs() <= zero() if p <= 1 or zero() > 0 else None
+
+        return _sum_over_entries(name, scope, EntrywiseFunction(value, derivative, kinks))
+
+    family = with_kink_at_zero(make, width, size=lambda theta: theta.abs().max())
+    if p >= 2:
+        family = replace(family, with_zero_width=None)
+    return replace(family, definition=f"power(p={p!r})")
+
+
+def hypentropy(scale: float, *, scope: Scope = None, name: str = "hypentropy") -> Regularizer:
+    """Hyperbolic entropy, R(θ) = Σ_i s q(θ_i/s), with gradient arcsinh(θ_i/(2s)), s the scale.
+
+    Here q(z) = 2 − √(4 + z²) + z arcsinh(z/2). It is what gradient flow of a diagonal linear
+    network θ = u² − v², started at u = v = α, minimises among all solutions, with s = α²
+    (Woodworth et al. 2020). It has a gradient everywhere, so no row is removed.
+
+    Trap: for weights well below the scale it is ‖θ‖²/(4s), and its column is that of `l2`. Far
+    above it is Σ|θ_i| (ln(|θ_i|/s) − 1), whose column differs from that of `l1` by logarithms only.
+    """
+    check_number("scale", scale, above=0)
+    scale = float(scale)
+
+    def value(theta: Tensor) -> Tensor:
+        z = theta / scale  # 2 − √(4 + z²) = −z²/(2 + √(4 + z²)), without cancellation at small z
+        root = torch.hypot(z, torch.full_like(z, 2.0))
+        return scale * z * (torch.asinh(z / 2) - z / (2 + root))
+
+    entropy = EntrywiseFunction(value, lambda theta: torch.asinh(theta / (2 * scale)))
+    definition = f"hypentropy(scale={scale!r})"
+    return replace(_sum_over_entries(name, scope, entropy), definition=definition)
 
 
 def distance_to(

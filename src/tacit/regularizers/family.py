@@ -45,6 +45,8 @@ class Subspace(NamedTuple):
     dimension: int
     project: Callable[[Tensor], Tensor]
     """The orthogonal projection of vectors, of shape (entries of the tensor, vectors)."""
+    reason: str = "low rank"
+    """Why there are no other directions. Subspaces of one tensor and reason contain each other."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -226,9 +228,15 @@ def difference_of(end: Columns, start: Columns) -> Columns:
 def smallest_subspace(families: Iterable[Columns], tensor_name: str) -> Subspace | None:
     """The directions of a tensor in which all families are differentiable.
 
-    Those of one matrix contain each other, so that the smallest is their intersection.
+    Those of one matrix and reason contain each other, so that the smallest is their intersection.
     """
     spaces = [space for f in families if (space := f.subspace(tensor_name)) is not None]
+    if len(reasons := {space.reason: None for space in spaces}) > 1:
+        raise InputError(
+            f"the candidates have no gradient at {tensor_name!r} for several reasons "
+            f"({', '.join(reasons)}), and there are no equations along the directions that remain. "
+            "Leave one of the penalties of singular values out, or limit its scope."
+        )
     return min(spaces, key=lambda space: space.dimension, default=None)
 
 
@@ -352,9 +360,9 @@ def layerwise(family: Regularizer | Callable[[], Regularizer]) -> Regularizer:
     θ_l are the parameters of layer l, that is, of one module without its submodules. Strengths are
     named after the layer, such as `l2[encoder.0]`.
 
-    Trap: only penalties that are sums over tensors can be split: `l2`, `l1`, `smooth_l1`,
-    `distance_to`, `group_l2` and `nuclear_norm`. Give the scope to the family, as in
-    `layerwise(l2(scope="*.weight"))`.
+    Trap: only penalties that are sums over tensors can be split: those of single weights (`l2`,
+    `l1`, `power`, …), of rows and of matrices. Those of data, `balance`, `diagonal` and `symmetric`
+    cannot. Give the scope to the family, as in `layerwise(l2(scope="*.weight"))`.
 
     >>> import tacit
     >>> params = {"0.weight": torch.ones(2), "2.weight": torch.ones(2)}
@@ -365,7 +373,7 @@ def layerwise(family: Regularizer | Callable[[], Regularizer]) -> Regularizer:
     if not isinstance(base, Regularizer) or not base.separable:
         raise InputError(
             f"layerwise was given {getattr(base, 'name', type(base).__name__)!r}, not a sum over "
-            "tensors. Pass l2(), l1(), smooth_l1(), distance_to(), group_l2() or nuclear_norm()."
+            "tensors. Pass l2(), l1() or another penalty of single weights, rows or matrices."
         )
 
     def bind(params: Params) -> Columns:

@@ -140,9 +140,10 @@ def _check_smooth(
 ) -> None:
     columns = check_candidates(regularizers, None).bind(params).columns
     for name in [n for n in columns.active if n not in held]:
-        if columns.subspace(name) is not None:
+        if (space := columns.subspace(name)) is not None:
             raise NoHessianError(
-                f"{name!r} has a low rank, where the nuclear norm has no Hessian: leave it out."
+                f"{name!r} has {space.reason}, where a penalty of its singular values, such as the "
+                "nuclear norm, has no Hessian: leave it out."
             )
         mask = columns.kinks(name, slice(0, params[name].numel()))
         if mask is not None and mask.any():
