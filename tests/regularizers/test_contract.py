@@ -9,6 +9,7 @@ import torch
 from support.columns import dense_columns, kinks_of, random_params
 from support.models import params_of, random_data, tanh_mlp
 from torch import nn
+from torch.func import jacrev
 from torch.nn import functional as F
 
 import tacit
@@ -23,6 +24,14 @@ OBJECTIVE = tacit.Objective(MODEL, F.mse_loss, random_data(1, count=9, inputs=3,
 DROPOUT_MODEL = nn.Sequential(MODEL[0], nn.Sequential(nn.Tanh(), nn.Dropout(0.2)), MODEL[2])
 CLASS_DATA = random_data(1, count=9, inputs=3)[0], torch.arange(9) % 2
 DROPOUT_OBJECTIVE = tacit.Objective(DROPOUT_MODEL, F.cross_entropy, CLASS_DATA)
+
+CLASSIFIER = tacit.Objective(nn.Sequential(*MODEL, nn.Tanh()), F.cross_entropy, CLASS_DATA)
+FROZEN_HEAD = nn.Linear(2, 2).double().requires_grad_(False)
+LONGER = tacit.Objective(nn.Sequential(*MODEL, nn.Tanh(), FROZEN_HEAD), F.mse_loss, OBJECTIVE.data)
+BATCHED_OBJECTIVE = tacit.Objective(MODEL, F.mse_loss, OBJECTIVE.data, batch_size=4)
+PENALTY_OBJECTIVE = tacit.Objective.from_batch_loss(
+    MODEL, lambda model, batch: torch.logsumexp(model(batch[0]), 1).square(), CLASS_DATA
+)
 
 ADAMW = torch.optim.AdamW(MODEL.parameters())
 for parameter in MODEL.parameters():  # as after three steps
@@ -58,7 +67,32 @@ NOT_SEPARABLE = {
     ),
     "custom": lambda **options: tacit.regularizer("custom", coupled, **options),
 }
-FAMILIES = SEPARABLE | NOT_SEPARABLE
+FROM_DATA = {
+    "gradient_norm of power 1": lambda **options: tacit.regularizers.gradient_norm(
+        OBJECTIVE, power=1, **options
+    ),
+    "gradient_norm of a layer": lambda **options: tacit.regularizers.gradient_norm(
+        OBJECTIVE, of="2", **options
+    ),
+    "gradient_l1": lambda **options: tacit.regularizers.gradient_l1(OBJECTIVE, eps=0.1, **options),
+    "gradient_variance": lambda **options: tacit.regularizers.gradient_variance(
+        BATCHED_OBJECTIVE, **options
+    ),
+    "mean_of": lambda **options: tacit.regularizers.mean_of(PENALTY_OBJECTIVE, **options),
+    "input_jacobian": lambda **options: tacit.regularizers.input_jacobian(CLASSIFIER, **options),
+    "plain input_jacobian": lambda **options: tacit.regularizers.input_jacobian(
+        CLASSIFIER, weighted=False, **options
+    ),
+    "input_laplacian": lambda **options: tacit.regularizers.input_laplacian(CLASSIFIER, **options),
+    "activation_norm": lambda **options: tacit.regularizers.activation_norm(
+        OBJECTIVE, layers=["1", "2"], **options
+    ),
+    "weighted activation_norm": lambda **options: tacit.regularizers.activation_norm(
+        LONGER, layers=["0", "2", "4"], weighted=True, **options
+    ),
+}
+"""Passes over the data take time: these are tested with fewer scopes."""
+FAMILIES = SEPARABLE | NOT_SEPARABLE | FROM_DATA
 SCOPES = {
     "": None,
     " of weights": "*.weight",
@@ -67,6 +101,7 @@ SCOPES = {
     " of a list": ["0.weight", "2"],
     " of matrices": tacit.matrices,
 }
+FEW_SCOPES = {suffix: SCOPES[suffix] for suffix in ("", " of one layer")}
 
 
 @dataclass(frozen=True)
@@ -84,16 +119,21 @@ class Case:
         return select(START, self.scope, what="scope")
 
 
-def cases(families, *, layerwise=False):
+def cases(families, *, layerwise=False, scopes=SCOPES):
     prefix = "layerwise " if layerwise else ""
     return {
         f"{prefix}{family}{suffix}": Case(make, scope, layerwise)
         for family, make in families.items()
-        for suffix, scope in SCOPES.items()
+        for suffix, scope in scopes.items()
     }
 
 
-CASES = cases(SEPARABLE) | cases(NOT_SEPARABLE) | cases(SEPARABLE, layerwise=True)
+CASES = (
+    cases(SEPARABLE)
+    | cases(NOT_SEPARABLE)
+    | cases(FROM_DATA, scopes=FEW_SCOPES)
+    | cases(SEPARABLE, layerwise=True)
+)
 SCOPED_CASES = {name: case for name, case in CASES.items() if case.scope is not None}
 
 every_regularizer = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
@@ -215,7 +255,59 @@ def closed_forms(params):
         "symmetric": [flat[i] * flat[j] * (1 if i == j else math.sqrt(2)) for i, j in pairs],
         "gradient_norm": [float(gradient @ gradient)],
         "explicit_dropout": [dropout_penalty_of_two_classes(params)],
+        "gradient_norm of power 1": [float(gradient.norm())],
+        "gradient_norm of a layer": [float(gradient[-10:] @ gradient[-10:])],
+        "gradient_l1": [sum(math.sqrt(g * g + 0.1) for g in gradient.tolist())],
+        **closed_forms_over_data(params),
     }
+
+
+def closed_forms_over_data(params):
+    """The values of penalties that are means over examples or batches, by loops over them."""
+    X, y = OBJECTIVE.data
+    W, b, V, c = params.values()
+    parts = [
+        tacit.Objective(MODEL, F.mse_loss, (X[i : i + 4], y[i : i + 4])).gradient(params)
+        for i in (0, 4, 8)
+    ]
+    rows = torch.stack(list(map(reference.flat, parts)))
+    sizes = torch.tensor([4.0, 4.0, 1.0]).double() / 9
+    h = torch.tanh(X @ W.T + b)
+    z = h @ V.T + c
+    weighted = (X.square() @ W.square().T).sum() + (h.square() @ V.square().T).sum()
+    weighted = weighted + (z.tanh().square() @ FROZEN_HEAD.weight.square().T).sum()
+    outputs = torch.tanh(torch.tanh(CLASS_DATA[0] @ W.T + b) @ V.T + c)
+    p = outputs.softmax(1)
+    first, second = zip(*map(input_derivatives(params), CLASS_DATA[0]), strict=True)
+    jacobians, laplacians = torch.stack(first), torch.stack(second)
+    curvature = torch.diag_embed(p) - p[:, :, None] * p[:, None, :]
+    errors = p - F.one_hot(CLASS_DATA[1], 2)
+    logits = torch.tanh(CLASS_DATA[0] @ W.T + b) @ V.T + c
+    return {
+        "gradient_variance": [float(sizes @ (rows - sizes @ rows).square().sum(1))],
+        "mean_of": [float(torch.logsumexp(logits, 1).square().mean())],
+        "activation_norm": [float((h.square().sum() + z.square().sum()) / 9)],
+        "weighted activation_norm": [float(weighted.detach() / 9)],
+        "plain input_jacobian": [float(jacobians.square().sum() / 9)],
+        "input_jacobian": [
+            float(torch.einsum("nkd,nkl,nld->", jacobians, curvature, jacobians) / 9)
+        ],
+        "input_laplacian": [float((errors * laplacians).sum() / 9)],
+    }
+
+
+def input_derivatives(params):
+    """∂f/∂x and Δ_x f of one example, by torch.func."""
+    W, b, V, c = params.values()
+
+    def outputs(x):
+        return torch.tanh(V @ torch.tanh(W @ x + b) + c)
+
+    def both(x):
+        hessians = jacrev(jacrev(outputs))(x)
+        return jacrev(outputs)(x), hessians.diagonal(dim1=1, dim2=2).sum(1)
+
+    return both
 
 
 def sum_of_singular_values(gram):

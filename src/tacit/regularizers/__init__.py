@@ -1,10 +1,13 @@
 """Candidate regularizers: each has a name, gradient columns ∇R_j(θ) and values R_j(θ)."""
 
+from tacit.regularizers.activations import activation_norm
 from tacit.regularizers.custom import regularizer
-from tacit.regularizers.data_dependent import gradient_norm
+from tacit.regularizers.data_dependent import mean_of
 from tacit.regularizers.dropout.penalty import explicit_dropout
 from tacit.regularizers.elementwise import distance_to, l1, l2, smooth_l1
 from tacit.regularizers.family import Columns, Regularizer, join_columns, layerwise
+from tacit.regularizers.input_derivatives import input_jacobian, input_laplacian
+from tacit.regularizers.loss_gradients import gradient_l1, gradient_norm, gradient_variance
 from tacit.regularizers.matrices import group_l2, nuclear_norm
 from tacit.regularizers.quadratic import diagonal, symmetric
 from tacit.regularizers.weight_decay import metric_ridge, optimizer_penalties
@@ -12,15 +15,21 @@ from tacit.regularizers.weight_decay import metric_ridge, optimizer_penalties
 __all__ = [
     "Columns",
     "Regularizer",
+    "activation_norm",
     "diagonal",
     "distance_to",
     "explicit_dropout",
+    "gradient_l1",
     "gradient_norm",
+    "gradient_variance",
     "group_l2",
+    "input_jacobian",
+    "input_laplacian",
     "join_columns",
     "l1",
     "l2",
     "layerwise",
+    "mean_of",
     "metric_ridge",
     "nuclear_norm",
     "optimizer_penalties",

@@ -1,0 +1,187 @@
+"""The size of activations, plain or weighted by the squared weights that read them."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules import activation
+
+from tacit.errors import InputError, check_type
+from tacit.objective.losses import count_examples, split_batch
+from tacit.objective.models import walk_modules
+from tacit.objective.objective import Objective
+from tacit.objective.params import Scope, describe, shorten
+from tacit.regularizers.data_dependent import mean_penalty, per_example
+from tacit.regularizers.family import Regularizer
+
+ACTIVATIONS = tuple(
+    getattr(activation, name) for name in activation.__all__ if name != "MultiheadAttention"
+)
+"""Torch's modules of activation functions."""
+LINEAR = (nn.Linear.forward, nn.Conv1d.forward, nn.Conv2d.forward, nn.Conv3d.forward)
+"""How the layers run whose inputs can be weighted by their weights."""
+
+Patterns = str | Sequence[str]
+
+
+def activation_norm(
+    objective: Objective,
+    *,
+    layers: Patterns | None = None,
+    weighted: bool = False,
+    scope: Scope = None,
+    name: str = "activation_norm",
+) -> Regularizer:
+    """The mean squared norm of activations, R(θ) = mean_i Σ_l ‖h_l(x_i)‖².
+
+    h_l are the outputs of the modules named by `layers`, by default of all activation modules
+    (`nn.ReLU`, `nn.Tanh`, …) that the model runs through. The norm sums over all entries of an
+    example (units, positions, tokens), and over the calls of a module that runs several times.
+
+    With `weighted=True` it is the activation-weighted ridge of linear and convolution layers with
+    inputs h and weights W,
+
+        R(θ) = mean_i Σ_l Σ_jk W_jk² h_k(x_i)².
+
+    Dropout of rate q before the last linear layer adds this to the mean of ½(f − y)² at
+    ½ q/(1−q), and to torch's mse_loss of m outputs at q/(1−q)/m: exactly. Dropout of the inputs of
+    a linear model is the same with h = x.
+
+    R is differentiated by the weights and by what the activations depend on. It takes one pass.
+
+    Traps:
+        Activations that are functions in the model's code (F.relu) are no modules and are not in
+        the default: name the layers then, as in layers=["encoder.*", "head"].
+
+        The outputs of a normalisation layer have a constant norm, up to its scale and shift:
+        R then says little.
+
+    Args:
+        objective: an Objective(model, loss, data). Its model is evaluated in eval mode, with the
+            objective's choice of batch norm.
+        layers: names of modules as in `model.named_modules()`, patterns such as "blocks.*.act", or
+            a list of both. weighted=True needs them: linear or convolution layers.
+        weighted: whether to weigh the inputs of the layers by the squares of their weights.
+        scope: which rows the column covers.
+        name: the name that the strength is listed under.
+    """
+    needed = "the tacit.Objective of the model and its data"
+    check_type(f"the objective of {name}", objective, Objective, needed)
+    check_type("weighted", weighted, bool, "True or False")
+    chosen = _choose(objective.model, layers, weighted=weighted)
+    size = _weighted_square if weighted else _square
+    called: set[nn.Module] = set()
+
+    def penalties(model: nn.Module, batch: Any) -> Tensor:
+        inputs, _ = split_batch(batch)
+        with _recorded(chosen, size, count_examples(batch)) as terms:
+            model(*inputs)
+        called.update(module for module, _ in terms)
+        if not terms:
+            raise InputError(
+                f"the model runs through none of the layers {shorten(chosen.values())} as modules: "
+                "name others, as in layers=."
+            )
+        return torch.stack([term for _, term in terms]).sum(0)
+
+    derived = per_example(name, objective, penalties)
+    idle = [layer for module, layer in chosen.items() if module not in called]
+    if layers is not None and idle:
+        raise InputError(
+            f"the model does not run through {shorten(idle)} as a module (its weights may be read "
+            "without calling it, as in attention): leave it out of layers=."
+        )
+    return mean_penalty(derived, objective, scope=scope, name=name, cost="pass")
+
+
+Size = Callable[[nn.Module, Tensor, Tensor], Tensor]
+"""size(module, input, output): a tensor with one row per example, to be summed over the rest."""
+
+
+def _square(_: nn.Module, __: Tensor, output: Tensor) -> Tensor:
+    """The squares of the outputs."""
+    return output.square()
+
+
+def _weighted_square(module: nn.Module, h: Tensor, _: Tensor) -> Tensor:
+    """The layer without its bias, with squared weights, of squared inputs."""
+    weight = module.weight.square()
+    if isinstance(module, nn.Linear):
+        return h.square() @ weight.sum(0)
+    return module._conv_forward(h.square(), weight, None)
+
+
+@contextmanager
+def _recorded(
+    chosen: dict[nn.Module, str], size: Size, count: int
+) -> Iterator[list[tuple[nn.Module, Tensor]]]:
+    """The sizes of activations while the model runs: one per call of a layer, by example."""
+    terms: list[tuple[nn.Module, Tensor]] = []
+
+    def record(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        h = next(iter((*args, *kwargs.values())), None)
+        read = output if size is _square else h
+        if not isinstance(read, Tensor) or not read.ndim or len(read) != count:
+            raise InputError(
+                f"layer {chosen[module]!r} has {describe(read)} for {count} examples: a tensor "
+                "with one row per example is needed. Put the examples first, as with "
+                "batch_first=True, or name other layers."
+            )
+        if not torch.is_grad_enabled():
+            raise InputError(
+                f"layer {chosen[module]!r} runs under no_grad, where its activations have no "
+                "gradient. Freeze parameters with requires_grad_(False) instead, and use "
+                "activation checkpointing with use_reentrant=False."
+            )
+        # Clones, because the next layer may work in place.
+        copies = (t.clone() if isinstance(t, Tensor) else t for t in (h, output))
+        entries = size(module, *copies)
+        terms.append((module, entries.reshape(count, -1).sum(1)))
+
+    with ExitStack() as hooks:
+        for module in chosen:
+            hooks.enter_context(module.register_forward_hook(record, with_kwargs=True))
+        yield terms
+
+
+def _choose(model: nn.Module, layers: Patterns | None, *, weighted: bool) -> dict[nn.Module, str]:
+    """The modules whose activations count, with their names."""
+    names = [(own[:-1], module) for own, _, module in walk_modules(model) if own]
+    linear = [n for n, module in names if type(module).forward in LINEAR]
+    if layers is None:
+        if weighted:
+            raise InputError(
+                "layers is missing: weighted=True needs the linear or convolution layers whose "
+                f"inputs count. There are: {shorten(linear)}."
+            )
+        chosen = {module: n for n, module in names if isinstance(module, ACTIVATIONS)}
+        if not chosen:
+            raise InputError(
+                "the model has no activation modules (nn.ReLU, nn.Tanh, …): pass layers=, the "
+                f"modules whose outputs count. There are: {shorten(n for n, _ in names)}."
+            )
+        return chosen
+    patterns = [layers] if isinstance(layers, str) else layers
+    needed = "a module's name, a pattern such as 'blocks.*.act', or a list of them"
+    check_type("layers", patterns, Sequence, needed)
+    chosen: dict[nn.Module, str] = {}
+    for pattern in patterns:
+        check_type("an entry of layers", pattern, str, needed)
+        matches = [(n, m) for n, m in names if fnmatchcase(n, pattern)]
+        matches = [(n, m) for n, m in matches if not isinstance(m, nn.ModuleList | nn.ModuleDict)]
+        if not matches:
+            raise InputError(
+                f"layers: {pattern!r} matches no module. There are: {shorten(n for n, _ in names)}."
+            )
+        for n, module in matches:
+            chosen.setdefault(module, n)
+    others = [f"{n} ({type(m).__name__})" for m, n in chosen.items() if n not in linear]
+    if weighted and others:
+        raise InputError(
+            f"{shorten(others)} of layers= is no nn.Linear, nn.Conv1d, nn.Conv2d or nn.Conv3d: "
+            f"weighted=True needs those. There are: {shorten(linear)}."
+        )
+    return chosen
