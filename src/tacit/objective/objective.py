@@ -110,7 +110,7 @@ class Objective:
             ("training", training, bool, "True or False"),
         ):
             check_type(name, value, kind, needed)
-        self.batch_norm = check_batch_norm(model, batch_norm)
+        self.batch_norm: BatchNorm | None = check_batch_norm(model, batch_norm)
         grouped = self.batch_norm == "batch"
         self.batch_size: int | None = batch_size
         """The batch_size= that was passed; None where it was left out."""

@@ -1,6 +1,6 @@
 """The size of activations, plain or weighted by the squared weights that read them."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from fnmatch import fnmatchcase
 from typing import Any
@@ -63,7 +63,8 @@ def activation_norm(
         objective: an Objective(model, loss, data). Its model is evaluated in eval mode, with the
             objective's choice of batch norm.
         layers: names of modules as in `model.named_modules()`, patterns such as "blocks.*.act", or
-            a list of both. weighted=True needs them: linear or convolution layers.
+            a list of both. weighted=True needs them, and counts the linear and convolution layers
+            among them. A model that is a bare layer has the name "".
         weighted: whether to weigh the inputs of the layers by the squares of their weights.
         scope: which rows the column covers.
         name: the name that the strength is listed under.
@@ -72,12 +73,11 @@ def activation_norm(
     check_type(f"the objective of {name}", objective, Objective, needed)
     check_type("weighted", weighted, bool, "True or False")
     chosen = _choose(objective.model, layers, weighted=weighted)
-    size = _weighted_square if weighted else _square
     called: set[nn.Module] = set()
 
     def penalties(model: nn.Module, batch: Any) -> Tensor:
         inputs, _ = split_batch(batch)
-        with _recorded(chosen, size, count_examples(batch)) as terms:
+        with _recorded(chosen, count_examples(batch), weighted=weighted) as terms:
             model(*inputs)
         called.update(module for module, _ in terms)
         if not terms:
@@ -97,38 +97,20 @@ def activation_norm(
     return mean_penalty(derived, objective, scope=scope, name=name, cost="pass")
 
 
-Size = Callable[[nn.Module, Tensor, Tensor], Tensor]
-"""size(module, input, output): a tensor with one row per example, to be summed over the rest."""
-
-
-def _square(_: nn.Module, __: Tensor, output: Tensor) -> Tensor:
-    """The squares of the outputs."""
-    return output.square()
-
-
-def _weighted_square(module: nn.Module, h: Tensor, _: Tensor) -> Tensor:
-    """The layer without its bias, with squared weights, of squared inputs."""
-    weight = module.weight.square()
-    if isinstance(module, nn.Linear):
-        return h.square() @ weight.sum(0)
-    return module._conv_forward(h.square(), weight, None)
-
-
 @contextmanager
 def _recorded(
-    chosen: dict[nn.Module, str], size: Size, count: int
+    chosen: dict[nn.Module, str], count: int, *, weighted: bool
 ) -> Iterator[list[tuple[nn.Module, Tensor]]]:
     """The sizes of activations while the model runs: one per call of a layer, by example."""
     terms: list[tuple[nn.Module, Tensor]] = []
 
     def record(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        h = next(iter((*args, *kwargs.values())), None)
-        read = output if size is _square else h
-        if not isinstance(read, Tensor) or not read.ndim or len(read) != count:
+        h = (*args, *kwargs.values())[0] if weighted else output
+        if not isinstance(h, Tensor) or not h.ndim or len(h) != count:
             raise InputError(
-                f"layer {chosen[module]!r} has {describe(read)} for {count} examples: a tensor "
-                "with one row per example is needed. Put the examples first, as with "
-                "batch_first=True, or name other layers."
+                f"layer {chosen[module]!r} has {describe(h)} for {count} examples: a tensor with "
+                "one row per example is needed. Put the examples first, as with batch_first=True, "
+                "or name other layers."
             )
         if not torch.is_grad_enabled():
             raise InputError(
@@ -136,10 +118,9 @@ def _recorded(
                 "gradient. Freeze parameters with requires_grad_(False) instead, and use "
                 "activation checkpointing with use_reentrant=False."
             )
-        # Clones, because the next layer may work in place.
-        copies = (t.clone() if isinstance(t, Tensor) else t for t in (h, output))
-        entries = size(module, *copies)
-        terms.append((module, entries.reshape(count, -1).sum(1)))
+        squares = h.clone().square()  # a clone, because the next layer may work in place
+        sizes = _with_squared_weights(module, squares) if weighted else squares
+        terms.append((module, sizes.reshape(count, -1).sum(1)))
 
     with ExitStack() as hooks:
         for module in chosen:
@@ -147,21 +128,29 @@ def _recorded(
         yield terms
 
 
+def _with_squared_weights(module: nn.Module, squares: Tensor) -> Tensor:
+    """The layer with squared weights and no bias, summed over the outputs if it is linear."""
+    if isinstance(module, nn.Linear):
+        return squares @ module.weight.square().sum(0)
+    assert isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d)
+    return module._conv_forward(squares, module.weight.square(), None)
+
+
 def _choose(model: nn.Module, layers: Patterns | None, *, weighted: bool) -> dict[nn.Module, str]:
     """The modules whose activations count, with their names."""
-    names = [(own[:-1], module) for own, _, module in walk_modules(model) if own]
-    linear = [n for n, module in names if type(module).forward in LINEAR]
+    candidates = _candidates(model, weighted=weighted)
+    there_are = f"There are: {shorten(n or repr(n) for n, _ in candidates)}."
     if layers is None:
         if weighted:
             raise InputError(
                 "layers is missing: weighted=True needs the linear or convolution layers whose "
-                f"inputs count. There are: {shorten(linear)}."
+                f"inputs count. {there_are}"
             )
-        chosen = {module: n for n, module in names if isinstance(module, ACTIVATIONS)}
+        chosen = {module: n for n, module in candidates if isinstance(module, ACTIVATIONS)}
         if not chosen:
             raise InputError(
                 "the model has no activation modules (nn.ReLU, nn.Tanh, …): pass layers=, the "
-                f"modules whose outputs count. There are: {shorten(n for n, _ in names)}."
+                f"modules whose outputs count. {there_are}"
             )
         return chosen
     patterns = [layers] if isinstance(layers, str) else layers
@@ -170,18 +159,19 @@ def _choose(model: nn.Module, layers: Patterns | None, *, weighted: bool) -> dic
     chosen: dict[nn.Module, str] = {}
     for pattern in patterns:
         check_type("an entry of layers", pattern, str, needed)
-        matches = [(n, m) for n, m in names if fnmatchcase(n, pattern)]
-        matches = [(n, m) for n, m in matches if not isinstance(m, nn.ModuleList | nn.ModuleDict)]
+        matches = {module: n for n, module in candidates if fnmatchcase(n, pattern)}
         if not matches:
-            raise InputError(
-                f"layers: {pattern!r} matches no module. There are: {shorten(n for n, _ in names)}."
-            )
-        for n, module in matches:
-            chosen.setdefault(module, n)
-    others = [f"{n} ({type(m).__name__})" for m, n in chosen.items() if n not in linear]
-    if weighted and others:
-        raise InputError(
-            f"{shorten(others)} of layers= is no nn.Linear, nn.Conv1d, nn.Conv2d or nn.Conv3d: "
-            f"weighted=True needs those. There are: {shorten(linear)}."
-        )
+            kind = "nn.Linear, nn.Conv1d, nn.Conv2d or nn.Conv3d" if weighted else "module"
+            raise InputError(f"layers: {pattern!r} matches no {kind}. {there_are}")
+        chosen = matches | chosen
     return chosen
+
+
+def _candidates(model: nn.Module, *, weighted: bool) -> list[tuple[str, nn.Module]]:
+    """All modules that can be chosen, under all their names; a bare layer has the name ""."""
+    modules = [(own[:-1], module) for own, _, module in walk_modules(model)]
+    if len(modules) > 1:
+        modules = [(n, module) for n, module in modules if n]
+    if weighted:
+        return [(n, module) for n, module in modules if type(module).forward in LINEAR]
+    return [(n, m) for n, m in modules if not isinstance(m, nn.ModuleList | nn.ModuleDict)]

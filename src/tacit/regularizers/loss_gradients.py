@@ -16,6 +16,9 @@ from tacit.objective.params import Params, Scope, norm, select, shorten
 from tacit.regularizers.data_dependent import streamed_value
 from tacit.regularizers.family import Columns, Regularizer, weighted_gradient, whole_column
 
+MIN_SIGNAL = 10.0
+"""A gradient of a smaller multiple of its rounding error has no reliable direction."""
+
 
 def gradient_norm(
     objective: Objective,
@@ -106,13 +109,14 @@ def gradient_variance(
     replacement has the first alone. ∇R = 2 Σ_b w_b H_b (∇L_b − ∇L) / Σ_b w_b takes two passes.
 
     Traps:
-        The batches must be those of training: pass a list of batches, a DataLoader (every pass
-        reads the same batches of a shuffling one), or tensors with batch_size=.
+        The batches must be those of training: pass a list of batches, a DataLoader that does not
+        shuffle, or tensors with batch_size=, whose batches are consecutive rows.
 
-        Training that puts examples together anew in every epoch has the mean over groupings. For n
+        Training that shuffles the examples anew in every epoch has the mean over groupings. For n
         examples in batches of B that is R₁ (n−B)/(B(n−1)), where R₁ is the penalty of an objective
         with batch_size=1: fit R₁, and expect (η/4)(n−B)/(B(n−1)). A single grouping is a noisy
-        column in that case, which biases its strength towards zero.
+        column in that case, which biases its strength towards zero. A loader that shuffles is
+        therefore refused; with batch_norm="batch" the mean is over `draws` groupings.
 
         Every batch is one step: batches of different sizes, as a smaller last one, move the
         weights by equal steps, and the law then holds up to that difference.
@@ -210,10 +214,12 @@ def _check_batches(objective: Objective) -> None:
             "into batches of tacit's own size: pass batch_size=, that of training, to the "
             "objective."
         )
-    if not objective.repeats_order():
+    if not objective.regroups and not objective.repeats_order(shuffled=False):
         raise InputError(
-            "the data has other batches in every pass, but gradient_variance compares the batches "
-            "of two passes: pass a list of batches, a DataLoader, or tensors with batch_size=."
+            "the data is shuffled, so that its batches are others in every epoch, and those of one "
+            "epoch would be a noisy column of gradient_variance: pass the list of batches if "
+            "training kept them; otherwise the data unshuffled with batch_size=1, whose strength "
+            "is then (η/4)(n−B)/(B(n−1)) for n examples in batches of B."
         )
 
 
@@ -271,7 +277,7 @@ def _of_gradient(
 
     def penalised(params: Params) -> Params:
         g = loss.at(params)
-        return {n: g[n] for n in select(params, of, what=f"of= of {name}")}
+        return {n: g[n] for n in select(params, of, what="of")}
 
     def gradient(params: Params) -> Params:
         product = loss.hvp(function.derivative(penalised(params), params), params)
@@ -332,10 +338,10 @@ class _SquaredNorm:
     def value(self, g: Params) -> Tensor:
         return _total(g, torch.square)
 
-    def derivative(self, g: Params, _: Params) -> Params:
+    def derivative(self, g: Params, params: Params) -> Params:
         return {n: 2 * t for n, t in g.items()}
 
-    def second(self, _: Params, direction: Params) -> Params:
+    def second(self, g: Params, direction: Params) -> Params:
         return {n: 2 * v for n, v in direction.items()}
 
 
@@ -370,7 +376,7 @@ class _SmoothL1(NamedTuple):
     def value(self, g: Params) -> Tensor:
         return _total(g, lambda t: (t.square() + self.eps).sqrt())
 
-    def derivative(self, g: Params, _: Params) -> Params:
+    def derivative(self, g: Params, params: Params) -> Params:
         return {n: t / (t.square() + self.eps).sqrt() for n, t in g.items()}
 
     def second(self, g: Params, direction: Params) -> Params:
@@ -386,4 +392,4 @@ def _total(tensors: Params, function: Callable[[Tensor], Tensor]) -> Tensor:
 def _zero_level(objective: Objective, params: Params, names: Iterable[str]) -> float:
     """The norm of ∇L, on the named parameters, below which it is rounding error."""
     rounding = objective.rounding(params)
-    return math.sqrt(sum(rounding[n] ** 2 for n in names))
+    return MIN_SIGNAL * math.sqrt(sum(rounding[n] ** 2 for n in names))
