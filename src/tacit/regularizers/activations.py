@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -94,7 +95,9 @@ def activation_norm(
             f"the model does not run through {shorten(idle)} as a module (its weights may be read "
             "without calling it, as in attention): leave it out of layers=."
         )
-    return mean_penalty(derived, objective, scope=scope, name=name, cost="pass")
+    definition = f"activation_norm(layers={layers!r}, weighted={weighted})"
+    penalty = mean_penalty(derived, objective, scope=scope, name=name, cost="pass")
+    return replace(penalty, definition=definition)
 
 
 @contextmanager

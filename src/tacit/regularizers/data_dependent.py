@@ -1,6 +1,7 @@
 """Penalties that are means over examples, and values that are streamed over the data."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -53,7 +54,8 @@ def mean_of(objective: Objective, *, scope: Scope = None, name: str = "mean_of")
     """
     needed = "the tacit.Objective whose mean is the penalty"
     check_type("the objective of mean_of", objective, Objective, needed)
-    return mean_penalty(objective, objective, scope=scope, name=name, cost="pass")
+    penalty = mean_penalty(objective, objective, scope=scope, name=name, cost="pass")
+    return replace(penalty, definition="mean_of")
 
 
 def mean_penalty(

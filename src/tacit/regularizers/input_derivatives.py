@@ -1,6 +1,7 @@
 """Bishop's pair: what Gaussian noise on the inputs adds to the loss of a network."""
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -69,7 +70,8 @@ def input_jacobian(
             total = total + _products(row, curved)
         return total
 
-    return _mean(objective, penalties, inputs, limit, scope, name)
+    penalty = _mean(objective, penalties, inputs, limit, scope, name)
+    return replace(penalty, definition=f"input_jacobian(weighted={weighted}, inputs={inputs!r})")
 
 
 def input_laplacian(
@@ -120,7 +122,8 @@ def input_laplacian(
             )
         return total
 
-    return _mean(objective, penalties, inputs, limit, scope, name)
+    penalty = _mean(objective, penalties, inputs, limit, scope, name)
+    return replace(penalty, definition=f"input_laplacian(inputs={inputs!r})")
 
 
 class _Call:

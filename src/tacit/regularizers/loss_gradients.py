@@ -65,7 +65,9 @@ def gradient_norm(
         function: _Function = _SquaredNorm()
     else:
         function = _Norm(partial(_zero_level, objective))
-    return _of_gradient(_LossGradient(objective, known), function, name, scope, of)
+    part = "" if of is None else f", of={of!r}" if isinstance(of, str | list) else ", of=…"
+    definition = f"gradient_norm(power={power}{part})"
+    return _of_gradient(_LossGradient(objective, known), function, name, scope, of, definition)
 
 
 def gradient_l1(
@@ -95,7 +97,8 @@ def gradient_l1(
     """
     _check("gradient_l1", objective, known)
     check_number("eps", eps, above=0)
-    return _of_gradient(_LossGradient(objective, known), _SmoothL1(eps), name, scope, None)
+    loss, definition = _LossGradient(objective, known), f"gradient_l1(eps={float(eps)!r})"
+    return _of_gradient(loss, _SmoothL1(eps), name, scope, None, definition)
 
 
 def gradient_variance(
@@ -163,8 +166,14 @@ def gradient_variance(
     def bind(params: Params) -> Columns:
         return whole_column(name, gradient(params))
 
-    value = streamed_value(evaluate, gradient)
-    return Regularizer(name, bind, value, objective=objective, cost="second-order")
+    return Regularizer(
+        name,
+        bind,
+        streamed_value(evaluate, gradient),
+        definition="gradient_variance",
+        objective=objective,
+        cost="second-order",
+    )
 
 
 _OfDeviation = Callable[
@@ -268,7 +277,12 @@ def _penalty_product(
 
 
 def _of_gradient(
-    loss: _LossGradient, function: "_Function", name: str, scope: Scope, of: Scope
+    loss: _LossGradient,
+    function: "_Function",
+    name: str,
+    scope: Scope,
+    of: Scope,
+    definition: str,
 ) -> Regularizer:
     """The penalty R(θ) = φ(g) with g = ∇L(θ), on the parameters `of`, and ∇R = H φ′(g)."""
 
@@ -303,12 +317,14 @@ def _of_gradient(
         return (second.values + first.values).unsqueeze(2)
 
     def with_known(known: Mapping[Regularizer, float]) -> Regularizer:
-        return _of_gradient(loss._replace(known=known), function, name, scope, of)
+        followed = loss._replace(known=known)
+        return _of_gradient(followed, function, name, scope, of, definition)
 
     return Regularizer(
         name,
         bind,
         streamed_value(evaluate, gradient),
+        definition=definition,
         influence=influence,
         objective=loss.objective,
         with_known=with_known if loss.known is None else None,
