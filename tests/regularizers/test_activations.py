@@ -74,6 +74,20 @@ def test_shared_modules_count_once_per_call(layers):
     assert_is_mean(penalty, model, data, Naive(model, total))
 
 
+def test_a_layer_before_one_that_works_in_place_has_its_own_outputs():
+    model, data = Recurrent(), random_data(0)
+
+    def total(model, x):
+        sizes = 0
+        for _ in range(3):
+            h = F.linear(x, model.first[0].weight, model.first[0].bias)
+            sizes, x = sizes + h.square().sum(), torch.relu(h)
+        return sizes
+
+    penalty = activation_norm(Objective(model, F.mse_loss, data), layers="first.0")
+    assert_is_mean(penalty, model, data, Naive(model, total))
+
+
 def test_sums_are_over_positions_and_batch_norm_is_that_of_the_objective():
     model, data = small_cnn(0), image_data(0, count=12)
 
