@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 import pytest
 import torch
@@ -111,6 +112,10 @@ class Case:
     layerwise: bool = False
 
     def __call__(self):
+        return self.regularizer
+
+    @cached_property
+    def regularizer(self):
         family = self.make(scope=self.scope)
         return tacit.layerwise(family) if self.layerwise else family
 
@@ -338,3 +343,9 @@ def test_layerwise_has_one_column_per_layer_and_the_columns_sum_to_the_family(ma
     torch.testing.assert_close(columns.sum(1), total, rtol=1e-15, atol=0)
     assert not (columns[:, 0] * columns[:, 1]).any()
     torch.testing.assert_close(split.value(weights()).sum(), whole.value(weights())[0])
+
+
+@pytest.mark.parametrize("make", FROM_DATA.values(), ids=FROM_DATA)
+def test_penalties_from_data_cannot_be_split_by_layer(make):
+    with pytest.raises(tacit.InputError, match="not a sum over tensors"):
+        tacit.layerwise(make())

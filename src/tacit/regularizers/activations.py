@@ -18,10 +18,12 @@ from tacit.objective.params import Scope, describe, shorten
 from tacit.regularizers.data_dependent import mean_penalty, per_example
 from tacit.regularizers.family import Regularizer
 
+NOT_HIDDEN = (nn.MultiheadAttention, nn.Softmax, nn.Softmax2d, nn.Softmin, nn.LogSoftmax)
 ACTIVATIONS = tuple(
-    getattr(activation, name) for name in activation.__all__ if name != "MultiheadAttention"
-)
-"""Torch's modules of activation functions."""
+    kind for kind in vars(activation).values()
+    if isinstance(kind, type) and kind.__module__ == activation.__name__ and kind not in NOT_HIDDEN
+)  # fmt: skip
+"""Torch's modules of activation functions; softmax makes probabilities and attention weights."""
 LINEAR = (nn.Linear.forward, nn.Conv1d.forward, nn.Conv2d.forward, nn.Conv3d.forward)
 """How the layers run whose inputs can be weighted by their weights."""
 
@@ -39,8 +41,9 @@ def activation_norm(
     """The mean squared norm of activations, R(θ) = mean_i Σ_l ‖h_l(x_i)‖².
 
     h_l are the outputs of the modules named by `layers`, by default of all activation modules
-    (`nn.ReLU`, `nn.Tanh`, …) that the model runs through. The norm sums over all entries of an
-    example (units, positions, tokens), and over the calls of a module that runs several times.
+    (`nn.ReLU`, `nn.Tanh`, …; not softmax) that the model runs through. The norm sums over all
+    entries of an example (units, positions, tokens), and over the calls of a module that runs
+    several times.
 
     With `weighted=True` it is the activation-weighted ridge of linear and convolution layers with
     inputs h and weights W,
@@ -59,6 +62,9 @@ def activation_norm(
 
         The outputs of a normalisation layer have a constant norm, up to its scale and shift:
         R then says little.
+
+        Layers inside activation checkpointing run a second time during backward: torch raises an
+        error. Switch it off.
 
     Args:
         objective: an Objective(model, loss, data). Its model is evaluated in eval mode, with the
@@ -118,8 +124,8 @@ def _recorded(
         if not torch.is_grad_enabled():
             raise InputError(
                 f"layer {chosen[module]!r} runs under no_grad, where its activations have no "
-                "gradient. Freeze parameters with requires_grad_(False) instead, and use "
-                "activation checkpointing with use_reentrant=False."
+                "gradient. Freeze parameters with requires_grad_(False) instead, and switch "
+                "activation checkpointing off."
             )
         squares = h.clone().square()  # a clone, because the next layer may work in place
         sizes = _with_squared_weights(module, squares) if weighted else squares
