@@ -42,6 +42,14 @@ def candidates(objective):
         tacit.regularizers.symmetric(scope="3.bias"),
         tacit.regularizers.explicit_dropout(objective),
         tacit.regularizer("fourth", lambda params: sum((p**4).sum() for p in params.values())),
+        tacit.regularizers.mean_of(objective),
+        tacit.regularizers.gradient_norm(objective, power=1, of="0", name="norm"),
+        tacit.regularizers.gradient_l1(objective, eps=0.1),
+        tacit.regularizers.gradient_variance(objective),
+        tacit.regularizers.input_jacobian(objective),
+        tacit.regularizers.input_laplacian(objective),
+        tacit.regularizers.activation_norm(objective),
+        tacit.regularizers.activation_norm(objective, layers="3", weighted=True, name="weighted"),
     ]
 
 
@@ -52,7 +60,8 @@ def test_every_regularizer_gives_the_answer_of_the_cpu(device):
         model = network(where)
         with torch.no_grad():
             model[0].weight[0, 0] = 0  # at the kink of l1
-        objective = tacit.Objective(model, F.mse_loss, data)  # the data stays on the CPU
+        # The data stays on the CPU.
+        objective = tacit.Objective(model, F.mse_loss, data, batch_size=20)
         equations = tacit.endpoint_equations(objective, candidates(objective))
         factors.append(equations.factor())
         assert equations.rows == sum(p.numel() for p in model.parameters()) - 1

@@ -88,9 +88,7 @@ def test_groups_with_their_own_rates_penalise_their_own_gradients():
     run.train(sgd, 10, recorder)
     norms = [gradient_norm(run.objective, of=layer, name=layer) for layer in rates]
     path = recorder.trajectory()
-    fit = tacit.fit(
-        tacit.trajectory_equations(run.objective, path, norms, reference=tacit.rk4(4))
-    )
+    fit = tacit.fit(tacit.trajectory_equations(run.objective, path, norms, reference=tacit.rk4(4)))
 
     for layer, rate in rates.items():
         assert fit.strengths[layer] == pytest.approx(rate / 4, rel=0.02)
@@ -133,7 +131,10 @@ def test_shuffled_sgd_penalises_the_norm_and_the_variance_of_gradients():
     run, rate = Run(4), 2e-4
     (X, y), batches = run.data, torch.arange(64).split(16)
     parts = [Objective(run.model, F.mse_loss, (X[rows], y[rows])) for rows in batches]
-    objective, start = Objective(run.model, F.mse_loss, run.data, batch_size=16), run.objective.params
+    objective, start = (
+        Objective(run.model, F.mse_loss, run.data, batch_size=16),
+        run.objective.params,
+    )
 
     orders = itertools.permutations(range(4))
     path = Trajectory.mean([epoch(parts, start, o, rate) for o in orders], sampled=False)
@@ -149,7 +150,10 @@ def test_federated_averaging_rewards_the_variance_between_clients():
     run, rate, local = Run(5), 2e-4, 5
     (X, y), shards = run.data, torch.arange(64).split(16)
     clients = [Objective(run.model, F.mse_loss, (X[rows], y[rows])) for rows in shards]
-    objective, start = Objective(run.model, F.mse_loss, run.data, batch_size=16), run.objective.params
+    objective, start = (
+        Objective(run.model, F.mse_loss, run.data, batch_size=16),
+        run.objective.params,
+    )
 
     paths = [epoch([client] * local, start, range(local), rate) for client in clients]
     mean = Trajectory.mean(paths, sampled=False)
@@ -158,7 +162,9 @@ def test_federated_averaging_rewards_the_variance_between_clients():
 
     time = local * rate
     assert fit.strengths["gradient_norm"] == pytest.approx(time / 4 / local, rel=0.02)
-    assert fit.strengths["gradient_variance"] == pytest.approx(-time * (1 - 1 / local) / 4, rel=0.01)
+    assert fit.strengths["gradient_variance"] == pytest.approx(
+        -time * (1 - 1 / local) / 4, rel=0.01
+    )
 
 
 @pytest.mark.slow
@@ -182,7 +188,9 @@ def test_sgd_with_dropout_against_sgd_without_on_the_same_batches():
     plain = on_batches([Objective(model, F.mse_loss, batch) for batch in batches])
     coupled = tacit.fit(tacit.trajectory_equations(objective, path, penalty, reference=plain))
     dropped = Objective(model, F.mse_loss, (X, y), training=True, draws=128)
-    parts = [tacit.difference_equations(dropped, objective, penalty, params=p) for p in path.points[::20]]
+    parts = [
+        tacit.difference_equations(dropped, objective, penalty, params=p) for p in path.points[::20]
+    ]
     strength = tacit.fit(tacit.stack(parts)).strengths["explicit_dropout"]
 
     assert coupled.strengths["explicit_dropout"] == pytest.approx(strength, rel=0.05)

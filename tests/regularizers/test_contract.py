@@ -10,14 +10,17 @@ from support.columns import dense_columns, kinks_of, random_params
 from support.families import (
     CLASS_DATA,
     FAMILIES,
+    FROM_DATA,
+    FROZEN_HEAD,
+    MODEL,
     NOT_SEPARABLE,
     OBJECTIVE,
     ONLY_MATRICES,
     SEPARABLE,
     START,
-    arriving,
 )
 from torch import nn
+from torch.func import jacrev
 from torch.nn import functional as F
 
 import tacit
@@ -75,10 +78,10 @@ def test_every_family_keeps_the_contract(case):
     check_contract(case(), weights(), scope=case.scope)
 
 
-@pytest.mark.parametrize("name", arriving())
+@pytest.mark.parametrize("name", FROM_DATA)
 @pytest.mark.parametrize("scope", [None, "2", "*.weight"], ids=str)
 def test_every_family_of_data_keeps_the_contract(name, scope):
-    check_contract(arriving()[name](scope=scope), weights(), scope=scope)
+    check_contract(FROM_DATA[name](scope=scope), weights(), scope=scope)
 
 
 @every_regularizer
@@ -138,6 +141,10 @@ def closed_forms(params):
         "symmetric": [flat[i] * flat[j] * (1 if i == j else math.sqrt(2)) for i, j in pairs],
         "gradient_norm": [float(gradient @ gradient)],
         "explicit_dropout": [dropout_penalty_of_two_classes(params)],
+        "gradient_norm of power 1": [float(gradient.norm())],
+        "gradient_norm of a layer": [float(gradient[-10:] @ gradient[-10:])],
+        "gradient_l1": [sum(math.sqrt(g * g + 0.1) for g in gradient.tolist())],
+        **closed_forms_over_data(params),
     }
 
 
@@ -150,6 +157,54 @@ def hyperbolic_entropy(z):
     return 2 - math.sqrt(4 + z * z) + z * math.asinh(z / 2)
 
 
+def closed_forms_over_data(params):
+    """The values of penalties that are means over examples or batches, by loops over them."""
+    X, y = OBJECTIVE.data
+    W, b, V, c = params.values()
+    parts = [
+        tacit.Objective(MODEL, F.mse_loss, (X[i : i + 4], y[i : i + 4])).gradient(params)
+        for i in (0, 4, 8)
+    ]
+    rows = torch.stack(list(map(reference.flat, parts)))
+    sizes = torch.tensor([4.0, 4.0, 1.0]).double() / 9
+    h = torch.tanh(X @ W.T + b)
+    z = h @ V.T + c
+    weighted = (X.square() @ W.square().T).sum() + (h.square() @ V.square().T).sum()
+    weighted = weighted + (z.tanh().square() @ FROZEN_HEAD.weight.square().T).sum()
+    outputs = torch.tanh(torch.tanh(CLASS_DATA[0] @ W.T + b) @ V.T + c)
+    p = outputs.softmax(1)
+    first, second = zip(*map(input_derivatives(params), CLASS_DATA[0]), strict=True)
+    jacobians, laplacians = torch.stack(first), torch.stack(second)
+    curvature = torch.diag_embed(p) - p[:, :, None] * p[:, None, :]
+    errors = p - F.one_hot(CLASS_DATA[1], 2)
+    logits = torch.tanh(CLASS_DATA[0] @ W.T + b) @ V.T + c
+    return {
+        "gradient_variance": [float(sizes @ (rows - sizes @ rows).square().sum(1))],
+        "mean_of": [float(torch.logsumexp(logits, 1).square().mean())],
+        "activation_norm": [float((h.square().sum() + z.square().sum()) / 9)],
+        "activation_norm of weights": [float(weighted.detach() / 9)],
+        "input_jacobian of outputs": [float(jacobians.square().sum() / 9)],
+        "input_jacobian": [
+            float(torch.einsum("nkd,nkl,nld->", jacobians, curvature, jacobians) / 9)
+        ],
+        "input_laplacian": [float((errors * laplacians).sum() / 9)],
+    }
+
+
+def input_derivatives(params):
+    """∂f/∂x and Δ_x f of one example, by torch.func."""
+    W, b, V, c = params.values()
+
+    def outputs(x):
+        return torch.tanh(V @ torch.tanh(W @ x + b) + c)
+
+    def both(x):
+        hessians = jacrev(jacrev(outputs))(x)
+        return jacrev(outputs)(x), hessians.diagonal(dim1=1, dim2=2).sum(1)
+
+    return both
+
+
 def dropout_penalty_of_two_classes(params):
     """½ mean_i p_i (1 − p_i) Σ_j h_ij² (w_0j − w_1j)²: dropout of h before two logits."""
     (X, _), (W, b, V, c) = CLASS_DATA, params.values()
@@ -160,7 +215,7 @@ def dropout_penalty_of_two_classes(params):
 
 @pytest.mark.parametrize("name", closed_forms(START))
 def test_values_equal_their_closed_forms(name):
-    value = FAMILIES[name]().value(weights())
+    value = (FAMILIES | FROM_DATA)[name]().value(weights())
     expected = torch.tensor(closed_forms(weights())[name], dtype=torch.float64)
     torch.testing.assert_close(value, expected, rtol=1e-7, atol=0)
 
@@ -173,6 +228,12 @@ def test_layerwise_has_one_column_per_layer_and_the_columns_sum_to_the_family(ma
     torch.testing.assert_close(columns.sum(1), total, rtol=1e-15, atol=0)
     assert not (columns[:, 0] * columns[:, 1]).any()
     torch.testing.assert_close(split.value(weights()).sum(), whole.value(weights())[0])
+
+
+@pytest.mark.parametrize("make", FROM_DATA.values(), ids=FROM_DATA)
+def test_penalties_from_data_cannot_be_split_by_layer(make):
+    with pytest.raises(tacit.InputError, match="not a sum over tensors"):
+        tacit.layerwise(make())
 
 
 def broken(**changes):

@@ -10,7 +10,16 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import tacit
 from tacit import InputError, Objective, score_examples
-from tacit.regularizers import explicit_dropout, gradient_norm
+from tacit.regularizers import (
+    activation_norm,
+    explicit_dropout,
+    gradient_l1,
+    gradient_norm,
+    gradient_variance,
+    input_jacobian,
+    input_laplacian,
+    mean_of,
+)
 
 
 def dropout_network(seed, *, norm=False, outputs=1):
@@ -69,6 +78,69 @@ def test_scores_are_derivatives_by_the_weights_of_examples(name, norm, has_known
     assert_scores_are_derivatives(
         fit_with_weights, scores, weights, (0, 7), step=1e-4, tolerance=1e-6
     )
+
+
+def fourth_powers(objective):
+    """The mean fourth power of the outputs, over the examples of another objective."""
+
+    def penalties(model, batch):
+        return model(batch[0])[:, 0] ** 4
+
+    options = {"weights": objective.weights, "batch_size": 5}
+    return mean_of(Objective.from_batch_loss(objective.model, penalties, objective.data, **options))
+
+
+OTHERS = {
+    "mean_of": fourth_powers,
+    "gradient_norm of power 1": lambda o: gradient_norm(o, power=1),
+    "gradient_norm of a layer": lambda o: gradient_norm(o, of="3", scope="*.weight"),
+    "gradient_l1": lambda o: gradient_l1(o, eps=0.01),
+    "input_jacobian": input_jacobian,
+    "input_laplacian": lambda o: input_laplacian(o, scope="0"),
+    "activation_norm": activation_norm,
+    "weighted activation_norm": lambda o: activation_norm(o, layers="*", weighted=True),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_the_influence_of_examples_on_columns_from_data_is_followed(name):
+    model, data = dropout_network(0), random_data(0, count=12)
+    generator = torch.Generator().manual_seed(1)
+    weights = 0.5 + torch.rand(12, generator=generator, dtype=torch.float64)
+
+    def setting(weights):
+        objective = Objective(model, F.mse_loss, data, weights=weights, batch_size=5)
+        return objective, [tacit.l2(), OTHERS[name](objective)]
+
+    _, scores = fit_and_score(*setting(weights))
+    assert scores.notes == ()
+    assert_scores_are_derivatives(
+        lambda weights: fit_endpoint(*setting(weights)),
+        scores, weights, [7], step=1e-4, tolerance=1e-6,
+    )  # fmt: skip
+
+
+def test_a_mean_over_other_examples_or_with_weights_of_its_own_is_treated_as_fixed():
+    model, (X, y) = tanh_mlp(4), random_data(4, count=30)
+    objective = Objective(model, F.mse_loss, (X, y))
+
+    def squares(model, batch):
+        return model(batch[0]).square().squeeze(1)
+
+    def weighted_squares(model, batch):
+        return squares(model, batch), batch[0][:, 0].abs()
+
+    for losses, data in ((squares, (X[:20], y[:20])), (weighted_squares, (X, y))):
+        penalty = mean_of(Objective.from_batch_loss(model, losses, data))
+        _, scores = fit_and_score(objective, [tacit.l2(), penalty])
+        assert scores.notes == ("columns of mean_of treated as fixed",)
+
+
+def test_columns_that_do_not_tell_their_influence_are_named():
+    model, data = tanh_mlp(4), random_data(4, count=30)
+    objective = Objective(model, F.mse_loss, data, batch_size=10)
+    _, scores = fit_and_score(objective, [tacit.l2(), gradient_variance(objective)])
+    assert scores.notes == ("columns of gradient_variance treated as fixed",)
 
 
 @pytest.mark.parametrize("name", ["gradient_norm", "explicit_dropout"])

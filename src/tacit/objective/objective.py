@@ -110,8 +110,10 @@ class Objective:
             ("training", training, bool, "True or False"),
         ):
             check_type(name, value, kind, needed)
-        self.batch_norm = check_batch_norm(model, batch_norm)
+        self.batch_norm: BatchNorm | None = check_batch_norm(model, batch_norm)
         grouped = self.batch_norm == "batch"
+        self.batch_size: int | None = batch_size
+        """The batch_size= that was passed; None where it was left out."""
         reader = whole_batches(reader) if grouped else reader
         if batch_size is None:
             if (grouped or reader.interacting) and needs_batch_size(data):
@@ -245,10 +247,17 @@ class Objective:
 
     @torch.inference_mode(mode=False)
     def differentiate(
-        self, params: Mapping[str, Tensor] | None = None, *, draws: Sequence[int] | None = None
+        self,
+        params: Mapping[str, Tensor] | None = None,
+        *,
+        draws: Sequence[int] | None = None,
+        derivative: Derivative = derivatives.gradient,
     ) -> PassResult:
-        """L(θ), ∇L(θ) and the names of the parameters that the loss of no batch depends on."""
-        return self._run(self.point(params), derivatives.gradient, draws)
+        """L(θ), ∇L(θ) and the names of the parameters that the loss of no batch depends on.
+
+        In place of ∇L it can be the mean over batches of another derivative(mean, leaves).
+        """
+        return self._run(self.point(params), derivative, draws)
 
     @torch.inference_mode(mode=False)
     def hvp(
@@ -261,7 +270,7 @@ class Objective:
         point = self.point(params)
         vector = check_params(direction, point, what="direction")
         with derivatives.math_attention():
-            self._check_products(point)
+            self.check_products(point)
             return self._run(
                 point, lambda mean, leaves: derivatives.hessian_product(mean, leaves, vector)
             ).derivative
@@ -420,7 +429,7 @@ class Objective:
         self._count = result.examples
         return result
 
-    def _check_products(self, point: Params) -> None:
+    def check_products(self, point: Params) -> None:
         """Refuse a model through which double backward is wrong."""
         if self._products_checked:
             return
@@ -439,6 +448,19 @@ class Objective:
                 "second derivatives."
             )
         self._products_checked = True
+
+    def wrong_gradient(self, point: Params, names: Sequence[str]) -> tuple[str, ...]:
+        """The layers in which ∇L is not the finite difference of L, on a few examples."""
+        passes = self._passes
+
+        def value(params: Params) -> Tensor:
+            with passes.prepared(training=passes.training), torch.enable_grad():
+                pair = passes.to_model(self._probe)
+                return passes.call(
+                    params, lambda model, noise: passes.loss.mean(model, pair, noise).mean, draw=0
+                )
+
+        return derivatives.wrong_gradient(value, point, names)
 
     def _check_count(self, count: int) -> None:
         if not self._redraws and self._count not in (None, count):

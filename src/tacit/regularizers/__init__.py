@@ -1,8 +1,9 @@
 """Candidate regularizers: each has a name, gradient columns ∇R_j(θ) and values R_j(θ)."""
 
+from tacit.regularizers.activations import activation_norm
 from tacit.regularizers.contract import check_contract
 from tacit.regularizers.custom import regularizer
-from tacit.regularizers.data_dependent import gradient_norm
+from tacit.regularizers.data_dependent import mean_of
 from tacit.regularizers.dropout.penalty import explicit_dropout
 from tacit.regularizers.elementwise import distance_to, hypentropy, l1, l2, power, smooth_l1
 from tacit.regularizers.family import (
@@ -13,6 +14,8 @@ from tacit.regularizers.family import (
     layerwise,
     separable,
 )
+from tacit.regularizers.input_derivatives import input_jacobian, input_laplacian
+from tacit.regularizers.loss_gradients import gradient_l1, gradient_norm, gradient_variance
 from tacit.regularizers.matrices import (
     group_l2,
     nuclear_norm,
@@ -30,19 +33,25 @@ __all__ = [
     "Columns",
     "Regularizer",
     "TensorGradient",
+    "activation_norm",
     "balance",
     "catalogue",
     "check_contract",
     "diagonal",
     "distance_to",
     "explicit_dropout",
+    "gradient_l1",
     "gradient_norm",
+    "gradient_variance",
     "group_l2",
     "hypentropy",
+    "input_jacobian",
+    "input_laplacian",
     "join_columns",
     "l1",
     "l2",
     "layerwise",
+    "mean_of",
     "metric_ridge",
     "nuclear_norm",
     "optimizer_penalties",

@@ -1,142 +1,163 @@
-"""Penalties that depend on data: values streamed over it, and the squared gradient norm."""
+"""Penalties that are means over examples, and values that are streamed over the data."""
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from tacit.errors import InputError, check_type
 from tacit.objective import derivatives
-from tacit.objective.objective import Objective
+from tacit.objective.losses import BatchLoss
+from tacit.objective.objective import Objective, ObjectiveOptions
 from tacit.objective.params import Params, Scope, select, shorten
-from tacit.regularizers.family import Columns, Regularizer, weighted_gradient, whole_column
+from tacit.regularizers.family import Columns, Cost, Regularizer, whole_column
 
 
-def gradient_norm(
-    objective: Objective,
-    *,
-    scope: Scope = None,
-    name: str = "gradient_norm",
-    known: Mapping[Regularizer, float] | None = None,
-) -> Regularizer:
-    """Squared norm of the loss gradient, R(θ) = ‖∇L(θ)‖², with gradient 2 H ∇L.
+def mean_of(objective: Objective, *, scope: Scope = None, name: str = "mean_of") -> Regularizer:
+    """The mean of another objective, R(θ) = mean_i r_i(θ), for any penalty r_i per example.
 
-    H is the Hessian of L. The column takes two passes over the data, one for ∇L and one for the
-    Hessian-vector product. A step of gradient descent of size η follows the gradient flow of
-    L + (η/4)‖∇L‖² up to an error of order η³, so that the strength to expect is η/4 (Barrett &
-    Dherin 2021).
+    Value, gradient and the influence of examples are streamed over its data. Write the penalty as
+    `Objective.from_batch_loss(model, penalties, data)`, where penalties(model, batch) returns one
+    number per example. What a technique adds to the mean loss L is then one line:
 
-    Trap: L is the mean over all the data of the objective. The penalty of mini-batch SGD is the
-    mean of ‖∇L_batch‖² over batches instead, which is larger by the trace of the covariance of
-    ∇L_batch.
+        label smoothing ε         mean_i [log p_y − mean_k log p_k]     at ε
+        confidence penalty β      mean_i Σ_k p_k log p_k                at β
+        distillation of weight a  mean_i [loss to the teacher − loss]   at a
+        focal loss, γ → 0         mean_i [−log(1 − p_y) log p_y]        at γ
+
+    The column takes one pass. Its first gradient is compared with a finite difference, on a few
+    examples, and refused where torch's derivative is wrong.
+
+    Traps:
+        `mean_of(objective)` of the loss that is fitted is the target itself: at an endpoint its
+        strength is −1, whatever was done.
+
+        The mean of a random objective (training=True) is over its draws. A column of few draws is
+        noisy, and that biases λ̂ towards zero, by the factor 1/(1 + noise²/‖column‖²) if it is the
+        only column; error bars do not show it. Raise `draws` until λ̂ stays the same.
 
     Args:
-        objective: the objective whose gradient is penalised.
-        scope: which rows the column covers; the norm is always over all parameters.
+        objective: the objective whose mean loss is the penalty.
+        scope: which rows the column covers; the mean is of the whole model.
         name: the name that the strength is listed under.
-        known: penalties that training applied, with their strengths, to penalise the gradient of
-            L + Σ known instead: that is what steps on L + Σ known add. By default none, or those
-            of trajectory equations whose reference follows the flow of L + Σ known.
+
+    >>> import tacit
+    >>> X = torch.tensor([[1.0, 0.0], [0.0, 3.0]])
+    >>> model = torch.nn.Linear(2, 1, bias=False)
+    >>> def squares(model, batch):
+    ...     return model(batch["x"]).squeeze(1) ** 2
+    >>> objective = tacit.Objective.from_batch_loss(model, squares, {"x": X})
+    >>> mean_of(objective).value({"weight": torch.tensor([[2.0, 1.0]])})
+    tensor([6.5000])
     """
-    needed = "the tacit.Objective whose gradient is penalised"
-    check_type("the objective of gradient_norm", objective, Objective, needed)
-    example = "a dictionary from penalty to strength, as in {tacit.l2(): 5e-5}"
-    check_type("known", known, Mapping | None, example)
+    needed = "the tacit.Objective whose mean is the penalty"
+    check_type("the objective of mean_of", objective, Objective, needed)
+    penalty = mean_penalty(objective, objective, scope=scope, name=name, cost="pass")
+    return replace(penalty, definition="mean_of")
+
+
+def mean_penalty(
+    penalties: Objective,
+    examples: Objective,
+    *,
+    scope: Scope,
+    name: str,
+    cost: Cost,
+) -> Regularizer:
+    """The mean of an objective as a regularizer.
+
+    Args:
+        penalties: the objective whose loss per example is the penalty.
+        examples: the objective that it was made from, whose examples it shares.
+        scope: which rows the column covers.
+        name: the name of the column.
+        cost: what the column takes.
+    """
+    checked = False
 
     def in_scope(params: Params) -> tuple[str, ...]:
         return select(params, scope, what=f"scope of {name}")
 
-    loss = _LossWithKnown(objective, known or {})
-
     def gradient(params: Params) -> Params:
-        product = loss.hvp(loss.gradient(params), params)
-        return {n: 2 * product[n] for n in in_scope(params)}
+        nonlocal checked
+        point, names = penalties.point(params), in_scope(params)
+        with derivatives.math_attention():  # it may take derivatives itself
+            if not checked and (layers := penalties.wrong_gradient(point, names)):
+                raise InputError(
+                    f"autograd's gradient of {name} is wrong in {shorten(layers)}: it is not the "
+                    "finite difference of its value. Either its loss holds a part constant "
+                    "(.detach(), .data, no_grad): compute constants outside of the loss. Or it "
+                    "takes derivatives itself through a layer that torch cannot differentiate that "
+                    "often (a custom function; three times layer norm, or batch norm in training "
+                    "mode): write that layer in elementary torch operations."
+                )
+            checked = True
+            whole = penalties.gradient(point)
+        return {n: whole[n] for n in names}
+
+    def evaluate(params: Params) -> Tensor:
+        with derivatives.math_attention():
+            return torch.tensor([penalties.value(params)], dtype=torch.float64)
 
     def bind(params: Params) -> Columns:
         return whole_column(name, gradient(params))
 
-    def squared_norm(params: Params) -> Tensor:
-        total = sum(g.square().sum() for g in loss.gradient(params).values())
-        return torch.as_tensor(total).reshape(1)
-
-    def pull_back(params: Params, cotangent: Tensor) -> Params:
-        return {n: cotangent[0] * g.to(params[n]) for n, g in gradient(params).items()}
-
-    def value(params: Params) -> Tensor:
-        return StreamedValue.apply(squared_norm, pull_back, tuple(params), *params.values())
-
     def influence(params: Params, directions: Sequence[Params]) -> Tensor:
-        # With g = ∇L, example i changes ⟨2Hg, v⟩ by 2⟨(H_i − H)g, v⟩ + 2⟨H(g_i − g), v⟩. The terms
-        # without i are shared by all examples; the others are 2 D²ℓ_i[v, g] and 2 Dℓ_i[Hv]. Known
-        # penalties are in g and H, and the same for all examples.
         scoped = [{n: v[n] for n in in_scope(params) if n in v} for v in directions]
-        zeros = {n: torch.zeros_like(p) for n, p in params.items()}
-        products = [loss.hvp(zeros | v, params) for v in scoped]
-        second = objective.directional_derivatives(scoped, params, base=loss.gradient(params))
-        first = objective.directional_derivatives(products, params)
-        return 2 * (second.values + first.values).unsqueeze(2)
+        return penalties.directional_derivatives(scoped, params).values.unsqueeze(2)
 
-    with_known = partial(_gradient_norm_with, objective, scope, name) if known is None else None
     return Regularizer(
         name,
         bind,
-        value,
+        streamed_value(evaluate, gradient),
         influence=influence,
-        objective=objective,
-        with_known=with_known,
-        cost="second-order",
+        objective=examples,
+        cost=cost,
     )
 
 
-def _gradient_norm_with(
-    objective: Objective, scope: Scope, name: str, known: Mapping[Regularizer, float]
-) -> Regularizer:
-    return gradient_norm(objective, scope=scope, name=name, known=known)
+def per_example(name: str, objective: Objective, penalties: BatchLoss) -> Objective:
+    """The objective of a penalty per example, with another one's model, examples and weights.
 
+    It is evaluated in eval mode, with the other's choice of batch norm. The objective must be one
+    of (inputs, …, target), whose batches say how to call the model.
 
-class _LossWithKnown(NamedTuple):
-    """L + Σ s_k R_k, with two derivatives."""
-
-    objective: Objective
-    known: Mapping[Regularizer, float]
-
-    def gradient(self, params: Params) -> Params:
-        """∇L + Σ s_k ∇R_k."""
-        gradient = self.objective.gradient(params)
-        if not self.known:
-            return gradient
-        penalties = weighted_gradient(self.known, params)
-        return {n: g + penalties[n].to(g) for n, g in gradient.items()}
-
-    def hvp(self, direction: Params, params: Params) -> Params:
-        """The Hessian of L + Σ s_k R_k times a direction."""
-        product = self.objective.hvp(direction, params)
-        if not self.known:
-            return product
-        penalties = _penalty_product(self.known, params, direction)
-        return {n: p + penalties[n].to(p) for n, p in product.items()}
-
-
-def _penalty_product(
-    penalties: Mapping[Regularizer, float], params: Params, direction: Params
-) -> Params:
-    """Σ s_k ∇²R_k(θ)·direction, by double backward."""
-    leaves = derivatives.leaves(params)
-    with torch.enable_grad():
-        total = torch.stack([s * r.value(leaves)[0] for r, s in penalties.items()]).sum()
-        gradients = derivatives.gradient_with_graph(total, leaves)
-    if gradients is None:
+    Args:
+        name: the name of the penalty, for messages.
+        objective: the other objective.
+        penalties: penalties(model, batch) returns one number per example.
+    """
+    needed = "the tacit.Objective of the model and its data"
+    check_type(f"the objective of {name}", objective, Objective, needed)
+    if objective.loss is None:
         raise InputError(
-            f"gradient_norm needs second derivatives of the known penalties "
-            f"({shorten(r.name for r in penalties)}), and one can be differentiated only once: "
-            "pass gradient_norm(objective, known={}) to leave them out of it."
+            f"{name} calls the model by itself, and the batches of this objective do not say how: "
+            "make it as Objective(model, loss, data) with batches (inputs, …, target). Or write "
+            "the penalty per example as Objective.from_batch_loss, and pass that to mean_of."
         )
-    pairs = zip(gradients, direction.values(), strict=True)
-    product = derivatives.pull_back(pairs, list(leaves.values()))
-    zeros = {n: torch.zeros_like(p) for n, p in params.items()}
-    return zeros | {n: p for n, p in zip(leaves, product, strict=True) if p is not None}
+    options: ObjectiveOptions = {"weights": objective.weights, "batch_norm": objective.batch_norm}
+    if objective.batch_size is not None:
+        options["batch_size"] = objective.batch_size
+    if objective.regroups:  # the same examples share a batch
+        options |= {"draws": objective.draws, "seed": objective.seed}
+    with derivatives.math_attention():
+        return Objective.from_batch_loss(objective.model, penalties, objective.data, **options)
+
+
+def streamed_value(
+    evaluate: Callable[[Params], Tensor], gradient: Callable[[Params], Params]
+) -> Callable[[Params], Tensor]:
+    """The value of a penalty of one strength as autograd needs it; see `StreamedValue`."""
+
+    def pull_back(params: Params, cotangent: Tensor) -> Params:
+        return {n: cotangent[0].to(g.device) * g for n, g in gradient(params).items()}
+
+    def value(params: Params) -> Tensor:
+        return StreamedValue.apply(evaluate, pull_back, tuple(params), *params.values())
+
+    return value
 
 
 class StreamedValue(torch.autograd.Function):

@@ -31,8 +31,8 @@ def design_scores(
 
     a known penalty of strength s adds −s ⟨dφ, v_j⟩, as if its M were zero.
 
-    Also returns notes that name the columns treated as fixed: those that read other data, and all
-    of them where the strengths are not determined.
+    Also returns notes that name the columns treated as fixed: those that read other data or do not
+    tell how examples change them, and all of them where the strengths are not determined.
     """
     setting, candidates = linear_fit.origin.setting, linear_fit.origin.candidates
     known = torch.tensor(list(candidates.known.values()), dtype=torch.float64)
@@ -44,10 +44,11 @@ def design_scores(
     terms = zip(regularizers, all_strengths.split(sizes), M.split(sizes, dim=1), strict=True)
     varying, notes = [], []
     for regularizer, strengths, columns in terms:
-        if regularizer.influence is None:
+        if regularizer.objective is None:
             continue
-        if linear_fit.determined and _reads_scored_examples(regularizer.objective, setting):
-            varying.append((regularizer.influence, strengths, columns))
+        influence, fixed = regularizer.influence, not linear_fit.determined
+        if influence and not fixed and _reads_scored_examples(regularizer.objective, setting):
+            varying.append((influence, strengths, columns))
         else:
             notes.append(f"columns of {regularizer.name} treated as fixed")
     total = torch.zeros(1, len(M), dtype=torch.float64)
@@ -65,18 +66,34 @@ def design_scores(
     return centred, tuple(notes)
 
 
-def _reads_scored_examples(source: Objective | None, setting: Setting) -> bool:
+def _reads_scored_examples(source: Objective, setting: Setting) -> bool:
     """Whether a regularizer's objective is over the examples that are scored."""
     scored = [o for o in (setting.objective, setting.plain) if o is not None]
-    return source is not None and any(_same_examples(source, objective) for objective in scored)
+    return any(_same_examples(source, objective) for objective in scored)
 
 
 def _same_examples(a: Objective, b: Objective) -> bool:
+    """Whether two objectives have the same examples, in the same order, with the same weights."""
     if a is b:
         return True
-    if a.loss is None or b.loss is None:  # a batch loss may return weights of its own
+    same_data = identical_data(a, b) and a.weights is b.weights and a.unit == b.unit
+    if not same_data or (a.unit == "batches" and not _same_batches(a, b)) or a.count != b.count:
         return False
-    return identical_data(a, b) and a.weights is b.weights and a.count == b.count
+    if a.loss is not None and b.loss is not None:
+        return True
+    ours, theirs = map(_weights_in_pass, (a, b))  # a batch loss may return weights of its own
+    return ours is theirs if ours is None or theirs is None else torch.equal(ours, theirs)
+
+
+def _same_batches(a: Objective, b: Objective) -> bool:
+    """Whether the same examples share a batch."""
+    return (a.batch_size, a.seed, a.regroups) == (b.batch_size, b.seed, b.regroups)
+
+
+def _weights_in_pass(objective: Objective) -> Tensor | None:
+    """The weights of the examples, or tokens, as they are in the mean."""
+    name, tensor = next(iter(objective.point().items()))
+    return objective.directional_derivatives([{name: torch.zeros_like(tensor)}]).weights
 
 
 def _mean_target(setting: Setting, point: Params) -> Params:

@@ -44,8 +44,9 @@ def score_examples(
     One pass computes these derivatives for all examples and strengths, at the cost of about four
     forward passes and two or three more per strength.
 
-    The columns of `gradient_norm` and `explicit_dropout` are means over examples too; where they
-    read the same data, their influence is included, at a few more passes.
+    The columns of `mean_of`, `gradient_norm`, `explicit_dropout` and others depend on the examples
+    too; where they read the same data, their influence is included, at a few more passes. Columns
+    that are treated as fixed are named in the notes.
 
     Traps: the columns of a `regularizer` of your own are treated as fixed, because it is not known
     which data it reads. If the model was trained on exactly these examples, nothing was sampled:
@@ -93,7 +94,7 @@ def score_examples(
     candidates = linear_fit.origin.candidates
     regularizers = (*candidates.estimated, *candidates.known)
     custom = [r.name for r in regularizers if r.custom]
-    if any(r.influence is not None for r in regularizers):
+    if any(r.objective is not None for r in regularizers):
         shifts, notes = design_scores(linear_fit, directions[:count], weights)
         values[:, free] += shifts
     if custom:
