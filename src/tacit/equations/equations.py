@@ -14,6 +14,7 @@ from torch import Tensor
 
 from tacit.equations.files import read_file, write_file
 from tacit.errors import InputError, check_type
+from tacit.objective.scale import Scale
 from tacit.plain import check_plain
 from tacit.regularizers.family import FamilyKind
 
@@ -95,6 +96,8 @@ class Source(PointFacts):
     """Whether these are the means over one epoch of a run."""
     layer: str = ""
     """The layer that the equations were restricted to, if any."""
+    scale: Scale | None = None
+    """The scale of the technique whose difference this is, if it has one."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -26,6 +26,7 @@ from tacit.objective.objective import Objective, check_objective
 from tacit.objective.params import Params, Scope, fingerprint, norm
 from tacit.objective.passes import PassResult
 from tacit.objective.randomness import split_draws
+from tacit.objective.scale import Scale
 from tacit.regularizers.family import Regularizer
 
 GROUPS = 8
@@ -55,6 +56,12 @@ class Setting:
     where known penalties are subtracted from it."""
     follow: Callable[[Mapping[Regularizer, float]], "Iterable[TargetPoint]"] | None = None
     """The points of the target, computed again with a reference that follows these penalties."""
+
+    @property
+    def scale(self) -> Scale | None:
+        """The scale of a technique, of the difference from the objective it was applied to."""
+        applied = self.plain is not None and self.objective.base is self.plain
+        return self.objective.scale if applied else None
 
 
 @dataclass(frozen=True, eq=False)
@@ -219,6 +226,7 @@ def _equations_at(
         parameters=sum(point.params[name].numel() for name in bound.rows),
         tensors=len(bound.rows),
         known={r.name: float(strength) for r, strength in candidates.known.items()},
+        scale=setting.scale,
         **near_zero,
         **vars(point.facts),
         **setting.objective.describe(point.params),
