@@ -6,7 +6,7 @@ Signs and scale, once: ∇L + Σ λ_k ∇R_k = 0, L the mean over examples, R a 
 import math
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, get_args
 
 import torch
@@ -225,7 +225,7 @@ class Equations:
             "families": [vars(family) for family in self.families],
             "names": self.names,
             "targets": self.targets,
-            "sources": [vars(source) for source in self.sources],
+            "sources": [asdict(source) for source in self.sources],
             "blocks": [_without_factor(block) for block in self.blocks],
             "means": [_without_factor(block) for block in self.means],
             "alternatives": [_without_factor(block) for block in self.alternatives],

@@ -187,10 +187,8 @@ def _broken_zero(
 def _state(objective: Objective) -> tuple[list[torch.Tensor], list[bool], list[object]]:
     model = objective.model
     tensors = [t.detach().clone() for t in (*model.parameters(), *model.buffers())]
-    random_states = [
-        torch.get_rng_state(),
-        torch.tensor(np.random.get_state(legacy=False)["state"]["key"].astype(int)),
-    ]  # noqa: NPY002
+    numpy_state = np.random.get_state(legacy=False)["state"]["key"]  # noqa: NPY002 # the global one
+    random_states = [torch.get_rng_state(), torch.tensor(numpy_state.astype(int))]
     modes = [module.training for module in model.modules()]
     others: list[object] = [
         len(module._forward_hooks) + len(module._forward_pre_hooks) for module in model.modules()

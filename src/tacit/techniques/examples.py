@@ -178,8 +178,7 @@ def mixup(
         batch, weights = pair
         first = batch[target]
         like = torch.empty(len(first), dtype=torch.float64, device=first.device)
-        position = noise.uniform(like, mirrored=False).cpu()
-        rows = torch.searchsorted(edges, position, right=True).clamp_max(count - 1)
+        rows = _partners(edges, like, noise)
         share = _symmetric_beta(alpha, like, noise)
 
         def partner(key: Key) -> Tensor:
@@ -247,6 +246,17 @@ def _cumulative_weights(weights: Any, count: int) -> Tensor:
     shares = torch.ones(count) if weights is None else torch.as_tensor(weights).detach().cpu()
     total = shares.double().cumsum(0)
     return total / total[-1]
+
+
+def _partners(edges: Tensor, like: Tensor, noise: Noise) -> Tensor:
+    """One partner per row, by weight; the same in both draws of a pair.
+
+    The line from 0 to 1 is cut into as many equal parts as there are rows, and every row gets a
+    number from another part, at random: of all the data in one batch, a permutation.
+    """
+    order, within = (noise.uniform(like, mirrored=False) for _ in range(2))
+    positions = (order.argsort() + within) / len(like)
+    return torch.searchsorted(edges, positions.cpu(), right=True).clamp_max(len(edges) - 1)
 
 
 def _symmetric_beta(alpha: float, like: Tensor, noise: Noise) -> Tensor:
