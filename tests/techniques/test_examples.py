@@ -218,7 +218,7 @@ def test_mixed_classes_are_mixed_losses(weighted):
         pairs = shares[:, None] * shares / shares.sum() ** 2
         right += area * float((pairs * (node * own + (1 - node) * other)).sum())
         swapped += area * float((pairs * ((1 - node) * own + node * other)).sum())
-    assert abs(swapped / right - 1) > 0.2
+    assert abs(swapped / right - 1) > 0.06
     assert mixed.value() == pytest.approx(right, rel=0.01)
 
 
