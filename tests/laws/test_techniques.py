@@ -45,14 +45,15 @@ def fitted(technique, objective, *penalties):
 
 
 def assert_law(fit, name, coefficient, *, exact=None):
-    """The estimate over the coefficient is 1: to a relative precision, or within its interval."""
+    """The estimate over the coefficient is 1: to a precision, or within a precise interval."""
     assert not fit.problems
+    ratio = fit.strengths[name] / coefficient
     if exact is not None:
-        assert fit.strengths[name] / coefficient == pytest.approx(1, abs=exact)
+        assert ratio == pytest.approx(1, abs=exact)
         return
-    low, high = (end / coefficient for end in fit.intervals()["draws"][name])
+    low, high = (end / coefficient for end in fit.intervals(0.999)["draws"][name])
     assert min(low, high) < 1 < max(low, high)
-    assert abs(high - low) < 0.3
+    assert fit.standard_errors["draws"][name] / abs(coefficient) < 0.05
 
 
 def gradient_norm(objective, power):

@@ -96,7 +96,7 @@ def test_every_technique_satisfies_its_contract(form, name):
 
 @pytest.mark.parametrize(("name", "form"), REFUSED)
 def test_what_has_no_meaning_is_refused(name, form):
-    with pytest.raises(tacit.InputError, match="cross_entropy|loss.output, target|random"):
+    with pytest.raises(tacit.InputError, match=r"cross_entropy|loss.output, target|random"):
         TECHNIQUES[name](objectives()[form])
 
 

@@ -32,7 +32,7 @@ class Residual(nn.Module):
 def test_the_mean_over_draws_approaches_that_over_all_masks():
     model, q = Residual(), 0.3
     objective = tacit.Objective(model, F.mse_loss, (X, Y), batch_size=4)
-    technique = techniques.stochastic_depth(objective, q, layers=["first", "second"], draws=2000)
+    technique = techniques.stochastic_depth(objective, q, layers=["first", "second"], draws=600)
     exact = 0.0
     for masks in product((0, 1), repeat=2):
         probability = torch.tensor([1 - q if m else q for m in masks]).prod()
@@ -40,7 +40,7 @@ def test_the_mean_over_draws_approaches_that_over_all_masks():
         hidden = hidden + masks[1] / (1 - q) * model.second(hidden)
         exact += float((probability * F.mse_loss(model.head(hidden), Y)).detach())
     assert abs(exact / objective.value() - 1) > 0.1
-    assert technique.value() == pytest.approx(exact, rel=0.02)
+    assert technique.value() == pytest.approx(exact, rel=0.03)
 
 
 def test_checkpointed_branches_keep_their_masks_in_the_backward_pass():
@@ -61,10 +61,12 @@ def test_hooks_of_the_user_stay_and_those_of_the_technique_go():
     model.second.register_forward_hook(lambda *_: seen.append(1))
     objective = tacit.Objective(model, F.mse_loss, (X, Y))
     techniques.stochastic_depth(objective, 0.4, layers="second").gradient()
-    assert len(model.second._forward_hooks) == 1 and not model.first._forward_hooks
+    assert len(model.second._forward_hooks) == 1
+    assert not model.first._forward_hooks
     seen.clear()
     plain = Residual()(X)
-    assert torch.equal(model(X), plain) and seen == [1]
+    assert torch.equal(model(X), plain)
+    assert seen == [1]
 
 
 class Shared(Residual):

@@ -142,4 +142,5 @@ def test_a_scale_survives_saving(tmp_path):
     equations = tacit.difference_equations(technique, OBJECTIVE, tacit.l2())
     equations.save(tmp_path / "equations")
     loaded = tacit.Equations.load(tmp_path / "equations")
-    assert loaded.sources == equations.sources and loaded.sources[0].scale.name == "rho"
+    assert loaded.sources == equations.sources
+    assert loaded.sources[0].scale.name == "rho"
