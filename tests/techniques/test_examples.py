@@ -249,3 +249,13 @@ def test_other_points_and_the_summary_name_the_technique():
     fit = tacit.fit(tacit.difference_equations(noisy, OBJECTIVE, tacit.l2(), params=point))
     assert "mse_loss with input_noise(0.3)" in fit.summary()
     assert "no error of the finite sigma: Fit.with_halved() estimates" in fit.summary()
+
+
+def test_the_same_dropout_masks_cancel_from_every_group_of_draws():
+    model = nn.Sequential(nn.Dropout(0.5), MODEL)
+    plain = tacit.Objective(model, F.mse_loss, (X, Y), training=True, draws=16)
+    noisy = techniques.input_noise(plain, 1e-9)
+    target = tacit.difference_target(noisy, plain)
+    vectors = target.points[0].vectors
+    assert len(vectors) == 8
+    assert all(tensor.abs().max() < 1e-6 for vector in vectors for tensor in vector.values())

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from support.models import params_of, random_data, tanh_mlp
+from support.models import params_of, random_data, small_cnn, tanh_mlp
 from torch import nn
 from torch.func import functional_call
 from torch.nn import functional as F
@@ -13,6 +13,7 @@ import tacit
 from tacit import techniques
 from tacit.objective import Noise
 from tacit.objective.randomness import WHOLE
+from tacit.techniques import check_contract
 
 X, Y = random_data(1, count=24, inputs=3)
 MODEL = tanh_mlp(0, (3, 4, 1))
@@ -144,3 +145,28 @@ def test_a_scale_survives_saving(tmp_path):
     loaded = tacit.Equations.load(tmp_path / "equations")
     assert loaded.sources == equations.sources
     assert loaded.sources[0].scale.name == "rho"
+
+
+def test_moved_weights_keep_running_statistics():
+    cnn = small_cnn(0)
+    images = torch.randn(12, 1, 8, 8, generator=torch.Generator().manual_seed(0)).double()
+    data = images, torch.arange(12) % 4
+    plain = tacit.Objective(cnn, F.cross_entropy, data, batch_norm="running")
+    assert techniques.weight_noise(plain, 0.0).value() == pytest.approx(plain.value(), rel=1e-12)
+    check_contract(lambda o: techniques.weight_noise(o, 0.01, draws=8), plain)
+    assert techniques.sam(plain, 0.05).value() > plain.value()
+
+
+def test_float32_models_and_inference_mode_are_fine():
+    model = tanh_mlp(0, (3, 4, 1)).float()
+    data = X.float(), Y.float()
+    with torch.inference_mode():
+        plain = tacit.Objective(model, F.mse_loss, data)
+        for name in ("weight_noise", "input_noise", "sam"):
+            technique = getattr(techniques, name)(plain, 0.1)
+            gradient = technique.gradient()
+            exact = getattr(techniques, name)(OBJECTIVE, 0.1).gradient()
+            assert all(g.dtype == torch.float64 for g in gradient.values())
+            if name == "sam":
+                for n, g in exact.items():
+                    torch.testing.assert_close(gradient[n], g, rtol=1e-4, atol=1e-5)

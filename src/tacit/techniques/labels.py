@@ -92,5 +92,6 @@ def _cross_entropy_like(loss: Loss, output: Any, target: Any) -> Callable[..., T
 
 def _agree(loss: Tensor, entropy: Tensor) -> Tensor:
     """Whether two values of a loss are the same, up to rounding."""
-    tolerance = torch.finfo(coarsest_dtype(loss, entropy)).eps ** 0.5
+    eps = torch.finfo(coarsest_dtype(loss, entropy)).eps
+    tolerance = min(eps**0.5, max(2 * eps, 3e-4))
     return (loss - entropy).abs() <= tolerance * entropy.abs().clamp_min(1e-3)
