@@ -34,6 +34,12 @@ def losses_of(model, batch):
     return F.cross_entropy(model(batch["x"]), batch["labels"], reduction="none")
 
 
+def batch_normed():
+    body = Residual(3)
+    body.dropout = nn.BatchNorm1d(3).double()
+    return body
+
+
 def objectives():
     regression, classifier = Residual(1), Residual(3)
     return {
@@ -41,7 +47,10 @@ def objectives():
         "classes": tacit.Objective(classifier, F.cross_entropy, (X, CLASSES)),
         "weights": tacit.Objective(classifier, F.cross_entropy, (X, CLASSES), weights=WEIGHTS),
         "dropout": tacit.Objective(
-            classifier, F.cross_entropy, (X, CLASSES), training=True, draws=8
+            classifier, F.cross_entropy, (X, CLASSES), training=True, draws=4
+        ),
+        "batch norm": tacit.Objective(
+            batch_normed(), F.cross_entropy, (X, CLASSES), batch_norm="batch", batch_size=4, draws=4
         ),
         "mapping": tacit.Objective.from_batch_loss(
             classifier, losses_of, {"x": X, "labels": CLASSES}
@@ -79,6 +88,7 @@ FORMS = {
     "regression": ["input_noise", "mixup", "sam"],
     "weights": ["weight_noise", "mixup", "label_smoothing"],
     "dropout": ["input_noise", "mixup", "stochastic_depth"],
+    "batch norm": ["weight_noise", "mixup", "stochastic_depth"],
     "mapping": ["input_noise", "mixup", "augment"],
 }
 REFUSED = [

@@ -47,10 +47,7 @@ def difference_target(
         check_whole("groups", groups)
     params = technique.point(params)
     floors = technique.rounding(params)
-    # Where both have the same draws of dropout, these cancel if they are in the same groups.
-    in_pairs = technique.paired and plain.draws == technique.draws and plain.draws % groups == 0
-    in_pairs &= plain.draws // groups % 2 == 0
-    plain_groups = group_gradients(plain, params, groups, in_pairs=in_pairs)
+    plain_groups = group_gradients(plain, params, groups)
     technique_groups = group_gradients(technique, params, groups)
     all_groups = [*plain_groups, *technique_groups]
     gradient_norm = norm(plain_groups[0].derivative)

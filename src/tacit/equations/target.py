@@ -293,13 +293,8 @@ def endpoint_target(objective: Objective, *, params: Mapping[str, Tensor] | None
     return Target(Setting("endpoint", objective, groups=groups), (point,))
 
 
-def group_gradients(
-    objective: Objective, params: Params, groups: int, *, in_pairs: bool = False
-) -> list[PassResult]:
-    """L and ∇L averaged over each group of draws; only one for an objective without draws.
-
-    With in_pairs=True draws 2j and 2j+1 stay in one group, even if they are not mirrored.
-    """
+def group_gradients(objective: Objective, params: Params, groups: int) -> list[PassResult]:
+    """L and ∇L averaged over each group of draws; only one for an objective without draws."""
     if not objective.random or groups == 1:
         return [objective.differentiate(params)]
     if independent_draws(objective) < groups:
@@ -310,7 +305,7 @@ def group_gradients(
         )
     return [
         objective.differentiate(params, draws=draws)
-        for draws in split_draws(objective.draws, groups, paired=objective.paired or in_pairs)
+        for draws in split_draws(objective.draws, groups, paired=objective.paired)
     ]
 
 

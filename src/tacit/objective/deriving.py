@@ -27,7 +27,7 @@ from tacit.objective.scale import Scale
 
 DRAWS = 16
 """Draws of a technique unless draws= is passed: the eight mirrored pairs of difference equations.
-An objective that averages draws itself keeps its number."""
+An objective that averages draws itself has a pair for each of them."""
 
 Change = Callable[..., BatchPair]
 """change(model, pair, noise): the batch to be read in place of a batch, and its weights."""
@@ -100,7 +100,8 @@ def with_noise(
     """
     _check_unshifted(objective)
     if draws is None:
-        draws = objective.draws + objective.draws % 2 if objective.draws > 1 else DRAWS
+        own = objective.draws if objective.paired else 2 * objective.draws
+        draws = own if objective.draws > 1 else DRAWS
     check_whole("draws", draws, 2)
     check_whole("seed", seed, 0)
     if draws % 2:
@@ -112,9 +113,12 @@ def with_noise(
     if move is not None and passes.move is not None:
         first, second = passes.move, move
         move = lambda params, noise: second(first(params, noise), noise)  # noqa: E731
+    # Pair j has the dropout masks and the reading of the data that draw j of the objective has, so
+    # that both cancel from the difference.
     passes = replace(
-        passes, loss=reader, move=move or passes.move, draws=draws, seed=seed, paired=True
-    )
+        passes, loss=reader, move=move or passes.move, draws=draws, seed=seed, paired=True,
+        pairs_share=passes.pairs_share or not passes.paired,
+    )  # fmt: skip
     derived = _derive(objective, passes, label)
     derived.draws, derived.seed, derived.paired, derived.random = draws, seed, True, True
     _check_repeatable(derived, label)

@@ -84,6 +84,8 @@ class Passes:
     """Which statistics batch norm uses; None for a model without batch norm."""
     move: Move | None = None
     """Moves the parameters of every draw (noise on weights); None leaves them as they are."""
+    pairs_share: bool = False
+    """Whether draws 2j and 2j+1 have the same dropout masks: those of draw j without a technique."""
     redraws_data: bool = False
     """Whether the data is read anew for each draw, with its randomness seeded by (seed, draw)."""
 
@@ -140,7 +142,8 @@ class Passes:
     ) -> Value:
         """The value of use(model, noise); a draw depends only on (seed, draw, batch)."""
         if self.training and draw is not None:
-            seed_draw(self.seed, draw, index, self.devices)
+            number = draw // 2 if self.pairs_share else draw
+            seed_draw(self.seed, number, index, self.devices)
         if self.batch_norm == "running" and not isinstance(params, Point):
             raise InputError(
                 "a point came without its running statistics, which batch_norm='running' needs: "

@@ -38,7 +38,8 @@ def stochastic_depth(
         objective: the objective without the technique.
         q: probability of leaving a branch out, from 0 to below 1.
         layers: names of the branches, as in model.named_modules().
-        draws: how many draws are averaged, an even number; 16 by default.
+        draws: how many draws are averaged, an even number; by default 16, or twice those
+            of an objective that has draws itself.
         seed: draws depend only on (seed, draw, batch).
     """
     check_objective(objective)

@@ -53,7 +53,8 @@ def input_noise(
         sigma: standard deviation of the noise, in the units of the inputs that the model gets.
         inputs: names or positions of the parts of a batch that get noise; needed where there is
             more than one input, and for batches of any other form than (input, target).
-        draws: how many draws of the noise are averaged, an even number; 16 by default.
+        draws: how many draws of the noise are averaged, an even number; by default 16, or twice those
+            of an objective that has draws itself.
         seed: draws depend only on (seed, draw, batch).
     """
     check_objective(objective)
@@ -93,7 +94,8 @@ def augment(
     Args:
         objective: the objective without the technique.
         function: the augmentation.
-        draws: how many draws are averaged, an even number; 16 by default.
+        draws: how many draws are averaged, an even number; by default 16, or twice those
+            of an objective that has draws itself.
         seed: draws depend only on (seed, draw, batch).
     """
     check_objective(objective)
@@ -157,7 +159,8 @@ def mixup(
         alpha: the parameter of the Beta distribution; 1 for uniform λ.
         inputs: as in `input_noise`. A batch of another form than (inputs, …, target) has only one
             part more, the target, whose losses are mixed.
-        draws: how many draws are averaged, an even number; 16 by default.
+        draws: how many draws are averaged, an even number; by default 16, or twice those
+            of an objective that has draws itself.
         seed: draws depend only on (seed, draw, batch).
     """
     check_objective(objective)
