@@ -88,7 +88,7 @@ FORMS = {
     "regression": ["input_noise", "mixup", "sam"],
     "weights": ["weight_noise", "mixup", "label_smoothing"],
     "dropout": ["input_noise", "mixup", "stochastic_depth"],
-    "batch norm": ["weight_noise", "mixup", "stochastic_depth"],
+    "batch norm": ["input_noise"],
     "mapping": ["input_noise", "mixup", "augment"],
 }
 REFUSED = [

@@ -32,7 +32,7 @@ class Residual(nn.Module):
 def test_the_mean_over_draws_approaches_that_over_all_masks():
     model, q = Residual(), 0.3
     objective = tacit.Objective(model, F.mse_loss, (X, Y), batch_size=4)
-    technique = techniques.stochastic_depth(objective, q, layers=["first", "second"], draws=600)
+    technique = techniques.stochastic_depth(objective, q, layers=["first", "second"], draws=300)
     exact = 0.0
     for masks in product((0, 1), repeat=2):
         probability = torch.tensor([1 - q if m else q for m in masks]).prod()
@@ -40,7 +40,7 @@ def test_the_mean_over_draws_approaches_that_over_all_masks():
         hidden = hidden + masks[1] / (1 - q) * model.second(hidden)
         exact += float((probability * F.mse_loss(model.head(hidden), Y)).detach())
     assert abs(exact / objective.value() - 1) > 0.1
-    assert technique.value() == pytest.approx(exact, rel=0.03)
+    assert technique.value() == pytest.approx(exact, rel=0.05)
 
 
 def test_checkpointed_branches_keep_their_masks_in_the_backward_pass():

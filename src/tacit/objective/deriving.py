@@ -11,6 +11,7 @@ from torch import nn
 from tacit.errors import InputError, check_whole
 from tacit.objective.batches import BatchPair, needs_batch_size, open_batches
 from tacit.objective.losses import (
+    BatchMean,
     ChangedBatches,
     ExampleLosses,
     Loss,
@@ -22,7 +23,7 @@ from tacit.objective.losses import (
 from tacit.objective.models import named_modules
 from tacit.objective.objective import Objective, Shift
 from tacit.objective.passes import Move, Passes
-from tacit.objective.randomness import Noise, seed_reading
+from tacit.objective.randomness import Noise, seed_reading, takes_noise
 from tacit.objective.scale import Scale
 
 DRAWS = 16
@@ -47,14 +48,15 @@ def probe_of(objective: Objective) -> BatchPair:
 
 
 @torch.inference_mode(mode=False)
-def probe_outputs(objective: Objective, reader: MeanLoss) -> tuple[Any, Any]:
-    """The model's outputs for a few examples in eval mode, and their targets."""
-    passes, (batch, _) = objective._passes, probe_of(objective)
+def probe_mean(objective: Objective) -> BatchMean:
+    """The mean of the user's own loss over a few examples, in eval mode, with what it came from."""
+    reader, passes, (batch, _) = user_reader(objective), objective._passes, probe_of(objective)
+    noisy = not isinstance(reader, MeanLoss) and takes_noise(reader.function, True, 2)
+    noise = Noise(0, 0, 0) if noisy else None
     with passes.prepared(training=False), torch.enable_grad():
-        outputs = passes.call(
-            objective.point(), lambda model, _: reader.mean(model, (batch, None), None).outputs
+        return passes.call(
+            objective.point(), lambda model, _: reader.mean(model, (batch, None), noise)
         )
-    return (None, None) if outputs is None else (outputs.output, outputs.target)
 
 
 @torch.inference_mode(mode=False)
@@ -116,7 +118,7 @@ def with_noise(
     # Pair j has the dropout masks and the reading of the data that draw j of the objective has, so
     # that both cancel from the difference.
     passes = replace(
-        passes, loss=reader, move=move or passes.move, draws=draws, seed=seed, paired=True,
+        passes, loss=reader, move=move or passes.move, draws=draws, noise_seed=seed, paired=True,
         pairs_share=passes.pairs_share or not passes.paired,
     )  # fmt: skip
     derived = _derive(objective, passes, label)

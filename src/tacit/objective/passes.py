@@ -85,7 +85,9 @@ class Passes:
     move: Move | None = None
     """Moves the parameters of every draw (noise on weights); None leaves them as they are."""
     pairs_share: bool = False
-    """Whether draws 2j and 2j+1 have the same dropout masks: those of draw j without a technique."""
+    """Whether draws 2j and 2j+1 have the same dropout masks: those of draw j without technique."""
+    noise_seed: int | None = None
+    """Seed of the noise, where it is not that of the draws."""
     redraws_data: bool = False
     """Whether the data is read anew for each draw, with its randomness seeded by (seed, draw)."""
 
@@ -149,9 +151,10 @@ class Passes:
                 "a point came without its running statistics, which batch_norm='running' needs: "
                 "pass what Objective.point returns."
             )
-        noise = Noise(self.seed, draw or 0, index) if self.paired else None
+        seed = self.seed if self.noise_seed is None else self.noise_seed
+        noise = Noise(seed, draw or 0, index) if self.paired else None
         if self.move is not None and draw is not None:
-            params = same_buffers(self.move(params, Noise(self.seed, draw, WHOLE)), params)
+            params = same_buffers(self.move(params, Noise(seed, draw, WHOLE)), params)
         try:
             return call_with_params(self.model, params, lambda model: use(model, noise))
         except ValueError as error:  # a single image has statistics, a single row has none

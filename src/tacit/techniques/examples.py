@@ -15,7 +15,7 @@ from tacit.objective.batches import (
     select_rows,
     tensors_in,
 )
-from tacit.objective.deriving import probe_of, user_reader, with_noise, with_scale
+from tacit.objective.deriving import probe_mean, probe_of, user_reader, with_noise, with_scale
 from tacit.objective.losses import LossPerBatch, split_batch
 from tacit.objective.objective import Objective, check_objective
 from tacit.objective.randomness import Noise
@@ -53,8 +53,8 @@ def input_noise(
         sigma: standard deviation of the noise, in the units of the inputs that the model gets.
         inputs: names or positions of the parts of a batch that get noise; needed where there is
             more than one input, and for batches of any other form than (input, target).
-        draws: how many draws of the noise are averaged, an even number; by default 16, or twice those
-            of an objective that has draws itself.
+        draws: how many draws of the noise are averaged, an even number; by default 16, or twice
+            those of an objective that has draws itself.
         seed: draws depend only on (seed, draw, batch).
     """
     check_objective(objective)
@@ -242,6 +242,14 @@ def _check_losses(objective: Objective) -> None:
             f"the parts of a batch ({describe_keys(batch)}) differ in length: mixup needs one row "
             "per example in each."
         )
+    if not has_target(objective):
+        mean = probe_mean(objective)
+        if mean.size != rows or mean.tokens is None:
+            own = "with weights of its own " if mean.tokens is None else ""
+            raise InputError(
+                f"batch_loss returns {mean.size} losses {own}for {rows} examples: mixup needs one "
+                "loss per example, whose weights are those of weights=."
+            )
 
 
 def _cumulative_weights(weights: Any, count: int) -> Tensor:

@@ -8,8 +8,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tacit.errors import InputError, check_number
-from tacit.objective.deriving import probe_outputs, user_reader, with_loss, with_scale
-from tacit.objective.losses import Loss, MeanLoss
+from tacit.objective.deriving import probe_mean, user_reader, with_loss, with_scale
+from tacit.objective.losses import Loss, MeanLoss, Outputs
 from tacit.objective.objective import Objective, check_objective
 from tacit.objective.params import coarsest_dtype
 from tacit.objective.scale import Scale
@@ -46,7 +46,7 @@ def label_smoothing(objective: Objective, eps: float) -> Objective:
             "torch's cross_entropy) and make an objective of it: difference_equations takes both."
         )
     loss = reader.function
-    entropy = _cross_entropy_like(loss, *probe_outputs(objective, reader))
+    entropy = _cross_entropy_like(loss, probe_mean(objective).outputs)
 
     def smoothed(output: Any, target: Any) -> Tensor:
         plain = loss(output, target)
@@ -78,8 +78,9 @@ def _binary(output: Any, target: Any, *, uniform: bool = False) -> Tensor:
     return F.binary_cross_entropy_with_logits(output, target)
 
 
-def _cross_entropy_like(loss: Loss, output: Any, target: Any) -> Callable[..., Tensor]:
+def _cross_entropy_like(loss: Loss, outputs: Outputs | None) -> Callable[..., Tensor]:
     """The cross-entropy that a loss equals on some examples."""
+    output, target, _ = outputs or (None, None, None)
     if isinstance(output, Tensor) and isinstance(target, Tensor):
         for entropy in (_categorical, _binary):
             try:

@@ -38,8 +38,8 @@ def weight_noise(
         sigma: standard deviation of the noise; with relative=True as a fraction of each weight.
         scope: which parameters have noise; by default all.
         relative: whether noise is proportional to the weights.
-        draws: how many draws of the noise are averaged, an even number; by default 16, or twice those
-            of an objective that has draws itself.
+        draws: how many draws of the noise are averaged, an even number; by default 16, or twice
+            those of an objective that has draws itself.
         seed: draws depend only on (seed, draw).
     """
     check_objective(objective)
