@@ -58,6 +58,7 @@ def assert_law(fit, name, coefficient, *, exact=None):
 
 def gradient_norm(objective, power):
     """‖∇L‖^power of a small model, as one graph."""
+    # Stand-in for tacit.regularizers.gradient_norm(objective, power=power).
 
     def value(f, params):
         (target,) = objective.data[1:]
@@ -71,6 +72,7 @@ def gradient_norm(objective, power):
 
 def hessian_trace(objective):
     """Tr H of a small model, as one graph."""
+    # Stand-in for tacit.regularizers.hessian_trace(objective).
 
     def value(_, params):
         def loss(point):
@@ -109,6 +111,7 @@ def test_label_smoothing_penalises_confidence_beyond_the_uniform_distribution():
         log_p = f(X).log_softmax(1)
         return (log_p.gather(1, CLASSES[:, None])[:, 0] - log_p.mean(1)).mean()
 
+    # Stand-in for tacit.regularizers.mean_of(Objective.from_batch_loss(…)).
     smoothing = penalty(objective, "smoothing", uniform_minus_plain)
     fit = fitted(techniques.label_smoothing(objective, 0.1), objective, smoothing)
     assert_law(fit, "smoothing", 0.1, exact=1e-9)
@@ -126,6 +129,7 @@ def test_input_noise_is_ridge_in_linear_regression():
 def test_input_noise_in_a_network_is_bishops_pair():
     """Noise σ adds σ²/2 · mean ‖∇ₓf‖² and σ²/2 · mean (f−y)Δₓf (Bishop 1995)."""
     objective = network()
+    # Stand-ins for tacit.regularizers.input_jacobian(objective) and input_laplacian(objective).
     jacobian = penalty(
         objective, "jacobian", lambda f, _: vmap(jacrev(f))(X).square().sum(dim=(1, 2)).mean()
     )
