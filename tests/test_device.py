@@ -215,3 +215,23 @@ def test_augmentation_on_the_device_is_seeded_by_draw(device):
     values = [objective.value_and_gradient(draws=[draw])[0] for draw in (0, 1, 0)]
     assert values[0] == values[2] != values[1]
     assert torch.equal(torch.get_rng_state(), state)
+
+
+def scale_inputs(inputs, generator):
+    factors = torch.rand(len(inputs), 1, generator=generator, device=generator.device)
+    return inputs * (1 + 0.1 * factors.to(inputs))
+
+
+@pytest.mark.parametrize("name", ["input_noise", "weight_noise", "sam", "mixup", "augment"])
+def test_techniques_draw_on_the_device_of_the_model(device, name):
+    X, _ = random_data(1, count=12)
+    data = X, torch.arange(12) % 2  # on the CPU
+    objective = tacit.Objective(network(device), F.cross_entropy, data)
+    options = {"augment": scale_inputs, "mixup": 1.0}
+    technique = getattr(tacit.techniques, name)
+    tacit.techniques.check_contract(
+        lambda plain: technique(plain, options.get(name, 0.1)), objective, derivative=name != "sam"
+    )
+    smoothed = tacit.techniques.label_smoothing(objective, 0.1)
+    dropped = tacit.techniques.stochastic_depth(smoothed, 0.2, layers="0")
+    assert dropped.value() != smoothed.value()

@@ -8,6 +8,7 @@ from tacit import identifiability as identifiability
 from tacit import objective as objective
 from tacit import reference as reference
 from tacit import regularizers as regularizers
+from tacit import techniques as techniques
 from tacit import theory as theory
 from tacit import uncertainty as uncertainty
 from tacit import validation as validation

@@ -6,7 +6,7 @@ Signs and scale, once: ∇L + Σ λ_k ∇R_k = 0, L the mean over examples, R a 
 import math
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, get_args
 
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from tacit.equations.files import EQUATIONS, read_file, write_file
 from tacit.errors import InputError, check_type
+from tacit.objective.scale import Scale
 from tacit.plain import check_plain
 from tacit.regularizers.family import FamilyKind
 
@@ -95,6 +96,8 @@ class Source(PointFacts):
     """Whether these are the means over one epoch of a run."""
     layer: str = ""
     """The layer that the equations were restricted to, if any."""
+    scale: Scale | None = None
+    """The scale of the technique whose difference this is, if it has one."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -231,7 +234,7 @@ class Equations:
             "families": [vars(family) for family in self.families],
             "names": self.names,
             "targets": self.targets,
-            "sources": [vars(source) for source in self.sources],
+            "sources": [asdict(source) for source in self.sources],
             "blocks": [_without_factor(block) for block in self.blocks],
             "means": [_without_factor(block) for block in self.means],
             "alternatives": [_without_factor(block) for block in self.alternatives],

@@ -9,6 +9,7 @@ from tacit.equations.rows import Averaged
 from tacit.errors import InputError
 from tacit.objective.objective import Objective
 from tacit.objective.params import Params, fingerprint
+from tacit.objective.scale import Scale
 from tacit.regularizers.family import Regularizer
 
 Mode = Literal["endpoint", "difference", "trajectory", "accumulated"]
@@ -40,6 +41,8 @@ class Setting:
     """The points of the target, computed again with a reference that follows these penalties."""
     in_file: Mapping[str, float] | None = None
     """For a target from a file: the known penalties that its reference followed, by name."""
+    scale_in_file: Scale | None = None
+    """For a target from a file: see `scale`."""
 
     @property
     def objective(self) -> Objective:
@@ -47,6 +50,14 @@ class Setting:
         if self.computed_from is None:
             raise InputError("a target from a file has no objective: compute the target again.")
         return self.computed_from
+
+    @property
+    def scale(self) -> Scale | None:
+        """The scale of a technique, of the difference from the objective it was applied to."""
+        if self.computed_from is None:
+            return self.scale_in_file
+        applied = self.plain is not None and self.objective.base is self.plain
+        return self.objective.scale if applied else None
 
     @property
     def in_target(self) -> dict[str, float] | None:

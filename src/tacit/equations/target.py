@@ -205,6 +205,7 @@ def _equations_at(
             **(setting.in_file or {}),
             **{r.name: float(strength) for r, strength in candidates.known.items()},
         },
+        scale=setting.scale,
         **near_zero,
         **vars(point.facts),
         **setting.describe(point),

@@ -13,6 +13,7 @@ from tacit.equations.files import TARGET, read_file, write_file
 from tacit.equations.points import MODES, Setting, TargetPoint
 from tacit.errors import InputError
 from tacit.objective.params import Params, Point
+from tacit.objective.scale import Scale
 from tacit.plain import check_plain
 
 
@@ -55,6 +56,7 @@ class _Head:
     piece: int
     every: int
     in_target: dict[str, float] | None
+    scale: Scale | None
     points: tuple[_PointHead, ...] = field(default_factory=tuple)
 
 
@@ -90,6 +92,7 @@ def save_target(
         "piece": setting.piece,
         "every": setting.every,
         "in_target": setting.in_target,
+        "scale": None if setting.scale is None else vars(setting.scale),
         "points": heads,
     }
     write_file(path, header, tensors, TARGET)
@@ -122,7 +125,7 @@ def load_target(path: str | os.PathLike[str]) -> tuple[Setting, tuple[TargetPoin
         raise InputError(f"{path} is damaged: {error}. Write the target again.") from error
     setting = Setting(
         head.mode, None, groups=head.groups, epochs=head.epochs, piece=head.piece,
-        every=max(1, head.every), in_file=head.in_target,
+        every=max(1, head.every), in_file=head.in_target, scale_in_file=head.scale,
     )  # fmt: skip
     return setting, points
 

@@ -14,7 +14,7 @@ from tacit.errors import InputError, Problem, ProblemKind
 from tacit.fitting.error_bars import KINDS, ErrorBars, error_bars_from
 from tacit.fitting.evidence import MIN_EXPLAINED, gather_evidence
 from tacit.fitting.findings import findings
-from tacit.fitting.halving import check_halved, step_errors
+from tacit.fitting.halving import check_halved, halved_equations, step_errors
 from tacit.fitting.problems import diagnose
 from tacit.fitting.shares import net_shares, products_of_points, unique_shares
 from tacit.fitting.solving import System, between_groups
@@ -67,7 +67,8 @@ class Fit:
     """What is remarkable without being a reason for doubt: negative strengths in differences and
     trajectories that are explained, and rows at kinks."""
     halved: "Fit | None" = field(default=None, repr=False, compare=False)
-    """The fit at half the step size, of a trajectory that was compared with a flow."""
+    """The fit at half the step size, of a trajectory that was compared with a flow, or at half the
+    scale of a technique."""
 
     @cached_property
     def error_bars(self) -> dict[str, ErrorBars]:
@@ -113,23 +114,29 @@ class Fit:
         ordered = sorted((*remaining, *problems), key=lambda p: gravity.get(p.kind, len(gravity)))
         return replace(self, added_error_bars=(*others, bars), problems=tuple(ordered))
 
-    def with_halved(self, halved: "Fit") -> "Fit":
-        """The same fit of a trajectory with the fit at half the step size: `Trajectory.halved`.
+    def with_halved(self, halved: "Fit | None" = None) -> "Fit":
+        """The same fit with the fit at half the step size, or at half the scale of a technique.
 
         Where steps are compared with a flow (`rk4`), strengths have an error of the first order in
-        the step size, which no error bar holds; `step_errors` then estimates it.
+        the step size, which no error bar holds; `step_errors` then estimates it. Pass the fit of
+        `Trajectory.halved`. For the difference of a technique with a scale (`tacit.techniques`),
+        without an argument, the technique is evaluated again at half its scale, with the same
+        candidates and seeds: the law of a penalty holds for small scales.
         """
+        if halved is None:
+            halved = fit(halved_equations(self), nonnegative=self.nonnegative)
         check_halved(self, halved)
         return replace(self, halved=halved)
 
     @cached_property
     def step_errors(self) -> dict[str, float]:
-        """What the finite step size changes in each strength, to first order; empty if not known.
+        """What the finite step size or scale changes in each strength; empty if not known.
 
         Twice the distance to the strength at half the step. A strength that halves with the step,
-        as that of `gradient_norm`, is compared with twice that.
+        as that of `gradient_norm`, is compared with twice that. For a technique of noise, whose
+        effect grows with σ², 4/3 of the distance to four times the strength at half the scale.
         """
-        return {} if self.halved is None else step_errors(self.strengths, self.halved.strengths)
+        return {} if self.halved is None else step_errors(self, self.halved.strengths)
 
     @cached_property
     def layers(self) -> dict[str, "Fit"]:

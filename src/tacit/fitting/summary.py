@@ -204,22 +204,24 @@ def _error_bars(fit: "Fit") -> list[str]:
 
 def _step_errors(fit: "Fit") -> list[str]:
     """What the finite step changes, or how to find out, where steps were compared with a flow."""
-    if not any(source.step_sizes for source in fit.sources) or fit.sources[0].layer:
+    scale = fit.sources[0].scale
+    sized = scale is not None or any(source.step_sizes for source in fit.sources)
+    if not sized or fit.sources[0].layer:
         return []
-    text = (
-        "Error bars hold no error of the finite step size: Trajectory.halved() and "
-        "Fit.with_halved() estimate it."
-    )
+    size, how = "step size", "Trajectory.halved() and Fit.with_halved() estimate it"
+    if scale is not None:
+        size, how = scale.name, "Fit.with_halved() estimates it"
+    text = f"Error bars hold no error of the finite {size}: {how}."
     if fit.halved is not None:
-        scaled = scaled_strengths(fit.strengths, fit.halved.strengths)
+        scaled = scaled_strengths(fit, fit.halved.strengths)
         shown = shorten(
             f"{name} {fit.halved.strengths[name]:.6g} (distance "
-            f"{abs(strength - scaled[name]):.2g}, error of the step size about {error:.2g})"
+            f"{abs(strength - scaled[name]):.2g}, error of the {size} about {error:.2g})"
             for (name, strength), error in zip(
                 fit.strengths.items(), fit.step_errors.values(), strict=True
             )
         )
-        text = f"At half the step size: {shown}."
+        text = f"At half the {size}: {shown}."
     return textwrap.wrap(text, WIDTH, subsequent_indent="  ")
 
 

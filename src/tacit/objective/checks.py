@@ -17,6 +17,7 @@ from tacit.objective import batches, derivatives
 from tacit.objective.batches import BatchPair, row_count, select_rows, tensors_in
 from tacit.objective.losses import (
     BatchMean,
+    ChangedBatches,
     LossPerBatch,
     MeanLoss,
     WholeBatches,
@@ -129,7 +130,8 @@ def _check_unwritten(copies: Params, params: Params) -> None:
 
 def check_rows_are_examples(passes: Passes, params: Params, probe: BatchPair) -> None:
     """Refuse outputs whose first dimension equals the batch size only by coincidence."""
-    if isinstance(passes.loss, MeanLoss) and (count := count_examples(probe[0])) > 1:
+    reader = passes.loss.reader if isinstance(passes.loss, ChangedBatches) else passes.loss
+    if isinstance(reader, MeanLoss) and (count := count_examples(probe[0])) > 1:
         half = batches.slice_batch(passes.to_model(probe), slice(count // 2), count)
         passes.examples(params, lambda examples: None, half, draw=0)
 

@@ -241,7 +241,7 @@ class WholeBatches:
     For losses whose examples interact, so that the loss of one example alone does not exist.
     """
 
-    reader: MeanLoss | ExampleLosses | LossPerBatch
+    reader: "MeanLoss | ExampleLosses | LossPerBatch | ChangedBatches"
     equal: bool = False
     """Whether batches without weights= count equally, as every step of training does."""
     interacting: bool = True
@@ -265,7 +265,50 @@ class WholeBatches:
         return examples_of_losses(mean[None], torch.tensor([weight], dtype=torch.float64))
 
 
-Reader = MeanLoss | ExampleLosses | WholeBatches
+@dataclass(frozen=True)
+class ChangedBatches:
+    """Reads batches that a technique changes first, such as by noise on the inputs."""
+
+    reader: "MeanLoss | ExampleLosses | LossPerBatch | ChangedBatches"
+    change: Callable[[nn.Module, BatchPair, Noise], BatchPair] | None
+    """change(model, pair, noise) returns the batch to be read; None leaves it as it is."""
+    noisy: bool
+    """Whether the reader takes noise too."""
+    copies: int = 1
+    """Rows of the changed batch per example."""
+    mixes: bool = False
+    """Whether a row of the changed batch depends on more than one example."""
+    interacting: ClassVar[bool] = False
+
+    @property
+    def function(self) -> Callable[..., Any]:
+        """The user's loss."""
+        return self.reader.function
+
+    def mean(self, model: nn.Module, pair: BatchPair, noise: Noise | None) -> BatchMean:
+        """The mean loss of the changed batch; it keeps its weight and its number of examples."""
+        mean = self.reader.mean(model, self._changed(model, pair, noise), self._inner(noise))
+        if self.copies == 1:
+            return mean
+        return BatchMean(mean.mean, mean.weight, mean.size // self.copies)
+
+    def examples(self, model: nn.Module, pair: BatchPair, noise: Noise | None) -> ExampleOutputs:
+        """The examples of the changed batch."""
+        if self.mixes or isinstance(self.reader, LossPerBatch):
+            raise InputError(
+                "the technique mixes examples, so that the loss of a single one does not exist, "
+                "nor its influence: error bars of draws are in Fit.intervals()."
+            )
+        return self.reader.examples(model, self._changed(model, pair, noise), self._inner(noise))
+
+    def _changed(self, model: nn.Module, pair: BatchPair, noise: Noise | None) -> BatchPair:
+        return pair if self.change is None or noise is None else self.change(model, pair, noise)
+
+    def _inner(self, noise: Noise | None) -> Noise | None:
+        return noise if self.noisy else None
+
+
+Reader = MeanLoss | ExampleLosses | WholeBatches | ChangedBatches
 
 
 def whole_batches(reader: Reader) -> WholeBatches:

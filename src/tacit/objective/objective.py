@@ -37,14 +37,19 @@ from tacit.objective.params import (
     perturb_last_digit,
     shorten,
 )
-from tacit.objective.passes import Derivative, Passes, PassResult
+from tacit.objective.passes import Derivative, Passes, PassResult, move_by
 from tacit.objective.per_example import DirectionalDerivatives
 from tacit.objective.randomness import seed_reading, takes_noise
 from tacit.objective.rereading import check_rereadable, keeps_order
+from tacit.objective.scale import Scale
 from tacit.objective.survey import Facts, Survey
 
 BATCH_SIZE = 1024
 """Rows of data in tensors that go through the model at once, unless batch_size= is passed."""
+
+
+Shift = Callable[[Params], Params]
+"""shift(params): by how much to move the parameters, in float64."""
 
 
 class ObjectiveOptions(TypedDict, total=False):
@@ -126,7 +131,7 @@ class Objective:
         for name, number, least in numbers:
             check_whole(name, number, least)
         self.model, self.data, self.weights = model, data, weights
-        self.training, self.draws, self.seed = training, draws, seed
+        self.training, self.draws, self.seed, self.batch_size = training, draws, seed, batch_size
         inner = reader.reader if isinstance(reader, WholeBatches) else reader
         self.loss: Loss | None = inner.function if isinstance(inner, MeanLoss) else None
         """The loss(output, target) it was made with; None after `from_batch_loss`."""
@@ -153,6 +158,14 @@ class Objective:
         self._count: int | None = None
         self._facts = Facts()
         self._products_checked = False
+        self._checked_passes = self._passes  # those without a technique
+        self._shift: Shift | None = None
+        self.scale: Scale | None = None
+        """The scale of the technique (`tacit.techniques`) that was applied last, if it has one."""
+        self.at_scale: Callable[[float], Objective] | None = None
+        """The same with that technique at another scale."""
+        self.base: Objective | None = None
+        """The objective that a technique was applied to."""
 
     @classmethod
     def from_batch_loss(
@@ -267,6 +280,7 @@ class Objective:
 
         The first product of an objective is compared with a finite difference, on a few examples.
         """
+        self._check_unshifted()
         point = self.point(params)
         vector = check_params(direction, point, what="direction")
         with derivatives.math_attention():
@@ -290,6 +304,7 @@ class Objective:
         With one sign s_i per example, Σ s_i w_i ∇ℓ_i is returned too, at no extra cost; the w_i are
         the weights of the examples, or 1.
         """
+        self._check_unshifted()
         if self.regroups and len(range(self.draws) if draws is None else draws) > 1:
             raise InputError(
                 "the draws of batch_norm='batch' share their examples, so that the batches of "
@@ -422,10 +437,13 @@ class Objective:
         interacting = self._passes.loss.interacting
         first = Survey(count_tokens=gradient) if new and not interacting else None
         look = None if first is None else first.see
-        result = self._passes.run(params, derivative, draws, look)
+        passes = self._passes
+        if self._shift is not None:
+            passes = replace(passes, move=move_by(self._shift(params)))
+        result = passes.run(params, derivative, draws, look)
         self._check_count(result.examples)
         if first is not None:
-            self._facts = first.finish(self._passes, params)
+            self._facts = first.finish(self._checked_passes, params)
         self._count = result.examples
         return result
 
@@ -461,6 +479,14 @@ class Objective:
                 )
 
         return derivatives.wrong_gradient(value, point, names)
+
+    def _check_unshifted(self) -> None:
+        if self._shift is not None:
+            raise InputError(
+                "sam() moves the weights by a gradient of all examples, which counts as constant: "
+                "its gradient has no Hessian and is no mean over examples. Pass the objective "
+                "without sam, or leave out what needs second derivatives or scores of examples."
+            )
 
     def _check_count(self, count: int) -> None:
         if not self._redraws and self._count not in (None, count):

@@ -32,8 +32,9 @@ from tacit.objective.params import (
     Point,
     check_finite,
     float64_zeros,
+    same_buffers,
 )
-from tacit.objective.randomness import Noise, seed_draw
+from tacit.objective.randomness import WHOLE, Noise, seed_draw
 
 Item = TypeVar("Item")
 Value = TypeVar("Value")
@@ -47,6 +48,11 @@ Derivative = Callable[[Tensor, Params], Sequence[Tensor | None]] | None
 
 Look = Callable[[Any, BatchMean], None]
 """look(batch, batch_mean): sees a batch before its derivative is taken."""
+
+
+Move = Callable[[Params, Noise], Params]
+"""move(params, noise): where to evaluate, as a differentiable function of the parameters; its noise
+is the same for all batches of a draw."""
 
 
 class PassResult(NamedTuple):
@@ -76,6 +82,12 @@ class Passes:
     """Whether the loss takes its noise as an argument, mirrored in pairs of draws."""
     batch_norm: BatchNorm | None = None
     """Which statistics batch norm uses; None for a model without batch norm."""
+    move: Move | None = None
+    """Moves the parameters of every draw (noise on weights); None leaves them as they are."""
+    pairs_share: bool = False
+    """Whether draws 2j and 2j+1 have the same dropout masks: those of draw j without technique."""
+    noise_seed: int | None = None
+    """Seed of the noise, where it is not that of the draws."""
     redraws_data: bool = False
     """Whether the data is read anew for each draw, with its randomness seeded by (seed, draw)."""
 
@@ -132,13 +144,17 @@ class Passes:
     ) -> Value:
         """The value of use(model, noise); a draw depends only on (seed, draw, batch)."""
         if self.training and draw is not None:
-            seed_draw(self.seed, draw, index, self.devices)
+            number = draw // 2 if self.pairs_share else draw
+            seed_draw(self.seed, number, index, self.devices)
         if self.batch_norm == "running" and not isinstance(params, Point):
             raise InputError(
                 "a point came without its running statistics, which batch_norm='running' needs: "
                 "pass what Objective.point returns."
             )
-        noise = Noise(self.seed, draw or 0, index) if self.paired else None
+        seed = self.seed if self.noise_seed is None else self.noise_seed
+        noise = Noise(seed, draw or 0, index) if self.paired else None
+        if self.move is not None and draw is not None:
+            params = same_buffers(self.move(params, Noise(seed, draw, WHOLE)), params)
         try:
             return call_with_params(self.model, params, lambda model: use(model, noise))
         except ValueError as error:  # a single image has statistics, a single row has none
@@ -235,6 +251,11 @@ class Passes:
             tensor.div_(total_weight)
         check_finite(sums, what="the derivative of the loss")
         return PassResult(value / total_weight, sums, count, tuple(unreached))
+
+
+def move_by(shift: Params) -> Move:
+    """The same constant move of the parameters in every draw."""
+    return lambda params, _: {n: p + shift[n].to(p) for n, p in params.items()}
 
 
 def _add(

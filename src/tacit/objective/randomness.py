@@ -21,6 +21,8 @@ Generator = torch.Generator | np.random.Generator | np.random.RandomState | rand
 """A generator of random numbers that data may have for itself."""
 INSTALLED = (*site.getsitepackages(), str(Path(inspect.__file__).parent))
 """Folders of installed packages, whose methods draw from global generators or from attributes."""
+WHOLE = 2**32
+"""In place of the number of a batch: noise that all batches of a draw share."""
 MOST_OBJECTS = 2000
 """Number of objects in which generators are looked for."""
 MOST_PARTS = 256
@@ -41,6 +43,7 @@ class Noise:
     def __init__(self, seed: int, draw: int, batch: int):
         self._mirrored = draw % 2 == 1
         self._seed = _seed_from(seed, draw // 2, batch, 1)
+        self._own_seed = _seed_from(seed, draw, batch, 4)
         self._generators: dict[torch.device, torch.Generator] = {}
 
     def normal(self, like: Tensor) -> Tensor:
@@ -48,15 +51,22 @@ class Noise:
         z = torch.randn(like.shape, **self._options(like))
         return -z if self._mirrored else z
 
-    def uniform(self, like: Tensor) -> Tensor:
-        """Numbers from 0 to 1 with a tensor's shape, dtype and device; u and 1 − u in a pair."""
+    def uniform(self, like: Tensor, *, mirrored: bool = True) -> Tensor:
+        """Numbers from 0 to 1 with a tensor's shape, dtype and device; u and 1 − u in a pair.
+
+        With mirrored=False both draws of a pair have the same numbers.
+        """
         u = torch.rand(like.shape, **self._options(like))
-        return 1 - u if self._mirrored else u
+        return 1 - u if self._mirrored and mirrored else u
 
     def signs(self, like: Tensor) -> Tensor:
         """Numbers −1 or 1 with a tensor's shape, dtype and device; s and −s in a pair."""
         s = 2 * torch.randint(0, 2, like.shape, **self._options(like)) - 1
         return -s if self._mirrored else s
+
+    def generator(self, device: torch.device) -> torch.Generator:
+        """A new generator for numbers that cannot be mirrored: another one in every draw."""
+        return torch.Generator(device=device).manual_seed(self._own_seed)
 
     def _options(self, like: Tensor) -> dict[str, Any]:
         """Dtype, device and generator; the default dtype for integer tensors such as tokens."""
