@@ -1,6 +1,6 @@
 """Equations on disk: safetensors files, written completely or not at all, and checked when read.
 
-A file has a head of plain values (JSON) and one matrix per block. A checksum shows damage. A file
+A file has a head of plain values (JSON), one matrix per block, and the scatter of noisy columns. A checksum shows damage. A file
 with the right checksum may still be anybody's, so its head is checked against the types that it is
 read into, and a small file never needs much memory.
 """
@@ -18,7 +18,7 @@ from tacit.atomic import write_atomically
 from tacit.errors import InputError, check_type
 from tacit.plain import check_plain, parse_json
 
-FORMAT = "tacit equations 3"
+FORMAT = "tacit equations 4"
 MAX_LIST = 95_000_000
 """Bytes of the head and the list of matrices: safetensors reads no file with more than 100 MB."""
 

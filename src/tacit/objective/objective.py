@@ -42,6 +42,7 @@ from tacit.objective.per_example import DirectionalDerivatives
 from tacit.objective.randomness import seed_reading, takes_noise
 from tacit.objective.rereading import check_rereadable, keeps_order
 from tacit.objective.survey import Facts, Survey
+from tacit.objective.third_order import curvatures, sum_of_gradients, wrong_third_derivatives
 
 BATCH_SIZE = 1024
 """Rows of data in tensors that go through the model at once, unless batch_size= is passed."""
@@ -151,6 +152,7 @@ class Objective:
         self._count: int | None = None
         self._facts = Facts()
         self._products_checked = False
+        self._wrong_thirds: tuple[str, ...] | None = None
 
     @classmethod
     def from_batch_loss(
@@ -265,6 +267,32 @@ class Objective:
             return self._run(
                 point, lambda mean, leaves: derivatives.hessian_product(mean, leaves, vector)
             ).derivative
+
+    @torch.inference_mode(mode=False)
+    def curvature(self, directions: Sequence[Params], params: Params | None = None) -> float:
+        """Σ_v vᵀH(θ)v over directions v, in one pass."""
+        point = self.point(params)
+        with derivatives.math_attention():
+            self._check_products(point)
+            entries = self._run(point, partial(curvatures, directions=directions)).derivative
+        return float(sum(e.sum() for e in entries.values()))
+
+    @torch.inference_mode(mode=False)
+    def curvature_gradient(
+        self, directions: Sequence[Params], params: Params | None = None
+    ) -> Params:
+        """Σ_v ∇(vᵀH(θ)v) over directions v, in float64: third derivatives of L, in one pass.
+
+        The first are compared with finite differences, on a few examples. Where torch's are wrong
+        (layer norm), they are differences of Hessian products: four passes per direction.
+        """
+        point = self.point(params)
+        with derivatives.math_attention():
+            self._check_products(point)
+            if self._wrong_thirds is None:
+                derive = partial(self._passes.batch_gradient, pair=self._probe)
+                self._wrong_thirds = wrong_third_derivatives(derive, point, self.model)
+            return sum_of_gradients(self._run, point, directions, self._wrong_thirds)
 
     def directional_derivatives(
         self,

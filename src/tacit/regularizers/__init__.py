@@ -5,6 +5,7 @@ from tacit.regularizers.data_dependent import gradient_norm
 from tacit.regularizers.dropout.penalty import explicit_dropout
 from tacit.regularizers.elementwise import distance_to, l1, l2, smooth_l1
 from tacit.regularizers.family import Columns, Regularizer, join_columns, layerwise
+from tacit.regularizers.hessian import hessian_trace
 from tacit.regularizers.matrices import group_l2, nuclear_norm
 from tacit.regularizers.quadratic import diagonal, symmetric
 from tacit.regularizers.weight_decay import metric_ridge, optimizer_penalties
@@ -17,6 +18,7 @@ __all__ = [
     "explicit_dropout",
     "gradient_norm",
     "group_l2",
+    "hessian_trace",
     "join_columns",
     "l1",
     "l2",
