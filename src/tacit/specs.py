@@ -14,7 +14,7 @@ import tacit
 from tacit.errors import InputError
 
 WITHOUT_OBJECTIVE = ("l2", "l1", "smooth_l1", "group_l2", "nuclear_norm", "diagonal", "symmetric")
-WITH_OBJECTIVE = ("gradient_norm", "explicit_dropout")
+WITH_OBJECTIVE = ("gradient_norm", "explicit_dropout", "hessian_trace")
 """Regularizers whose first argument is the objective."""
 
 

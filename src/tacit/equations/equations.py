@@ -294,7 +294,7 @@ def _from_header(header: dict[str, Any], factors: list[Tensor]) -> Equations:
     parts = [check_plain(tuple[dict[str, Any], ...], header.get(k), k) for k in kinds]
     count, noisy = sum(map(len, parts)), sum(bool(b.get("noisy")) for part in parts for b in part)
     if count + noisy != len(factors):
-        raise ValueError(f"it has {count} blocks, {noisy} of noise, and {len(factors)} matrices")
+        raise ValueError(f"it has {count} blocks and {len(factors) - noisy} matrices")
     each, scatters = iter(factors), iter(factors[count:])
     whole = {
         kind: [

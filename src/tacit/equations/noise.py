@@ -234,7 +234,7 @@ def noise_in_columns(factor: Tensor, count: int, scatter: Scatter) -> dict[int, 
         count: the number of columns of the design.
         scatter: of these equations.
     """
-    noise = scatter.noise
+    noise = noise_of(scatter.products, len(scatter.noisy))
     parts: dict[int, float] = {}
     for place, column in enumerate(scatter.noisy):
         others = [c for c in range(count) if c != column]

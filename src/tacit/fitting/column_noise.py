@@ -41,15 +41,21 @@ def block_noise(equations: Equations) -> NoiseByBlock | None:
     return noise_by_block(equations.blocks, equations.scatter())
 
 
-def noise_by_label(equations: Equations, labels: Sequence[Hashable]) -> PartNoise | None:
-    """The noise of every label, of all its blocks, as `factors_by_label` has them."""
+def noise_by_label(
+    equations: Equations, labels: Sequence[Hashable], *, skip_empty: bool = True
+) -> PartNoise | None:
+    """The noise of every label, of all its blocks, in the order in which labels appear.
+
+    As in `factors_by_label`, blocks without equations are left out, unless `skip_empty` is False.
+    """
     by_block = block_noise(equations)
     if by_block is None:
         return None
     totals: dict[Hashable, Tensor] = {}
     for label, block, noise in zip(labels, equations.blocks, by_block.noises, strict=True):
-        if block.rows and block.columns:
-            totals[label] = totals.get(label, 0) + noise
+        if skip_empty and not (block.rows and block.columns):
+            continue
+        totals[label] = totals[label] + noise if label in totals else noise
     return PartNoise(by_block.noisy, torch.stack(list(totals.values())))
 
 

@@ -32,7 +32,7 @@ CLEARLY_EXPLAINED = 0.95
 """Explained fraction above which even a small target is a signal: rounding follows no column."""
 MAX_NOISE, NOISY = 0.5, 0.15
 """Noise as a part of ‖target‖²: above MAX_NOISE there is no signal, above NOISY it is noisy."""
-COLUMN_NOISE = 0.5
+COLUMN_NOISE = 0.6
 """Noise as a part of a column's square, beside the other columns: above, it is mostly noise."""
 UNSETTLED = 0.5
 """Relative change of a gradient within an epoch above which the weights are not settled."""

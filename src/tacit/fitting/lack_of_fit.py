@@ -20,6 +20,9 @@ ROUNDING = 3.0
 """Residuals below this many times the rounding level are rounding."""
 FEWEST_SIGNS, MOST_SIGNS = 8, 12
 """Groups whose signs are changed in all ways: with fewer, no probability is as small as 1 %."""
+SKEW = 1.1
+"""Factor by which a squared sum of residuals must exceed others where columns are from probes,
+because their noise is not symmetric."""
 GROUPS = 8
 """Groups of successive steps of a trajectory whose strengths are compared."""
 MOST_LAYERS = 256
@@ -60,7 +63,8 @@ def chance_of_residual(e: Evidence) -> float:
         return float(fdtrc(1, groups - 1, float(mean / noise))) if noise > 0 else 0.0
     signs = _signs(groups).to(gram)
     sums = ((signs @ gram) * signs).sum(1)
-    return float((sums >= gram.sum() * (1 - 1e-9)).double().mean())
+    least = gram.sum() / SKEW if e.column_noise else gram.sum() * (1 - 1e-9)
+    return float((sums >= least).double().mean())
 
 
 @cache
