@@ -172,7 +172,7 @@ def test_different_numbers_of_groups_are_refused():
 
 def test_a_known_penalty_with_noise_is_refused():
     known = {hessian_trace(OBJECTIVE, 6): 0.1}
-    with pytest.raises(tacit.InputError, match="known penalty 'hessian_trace'.*probes"):
+    with pytest.raises(tacit.InputError, match=r"known penalty 'hessian_trace'.*probes"):
         tacit.endpoint_equations(OBJECTIVE, tacit.l2(), known=known)
     tacit.endpoint_equations(OBJECTIVE, tacit.l2(), known={hessian_trace(OBJECTIVE): 0.1})
 

@@ -62,9 +62,7 @@ def test_noise_averages_over_the_steps_of_a_trajectory():
     assert_agrees(fits, exact, within=0.1, least=0.8)
     one = target_of([trace])
     alone = fits_over_seeds(one, objective, seeds=range(5100, 5105))
-    errors = [
-        sum(fit.standard_errors["probes"][NAME] for fit in some) for some in (fits, alone)
-    ]
+    errors = [sum(fit.standard_errors["probes"][NAME] for fit in some) for some in (fits, alone)]
     assert errors[0] < 0.75 * errors[1]
 
 
@@ -110,9 +108,7 @@ def test_leaving_out_a_layer_leaves_out_its_noise():
     without = []
     for label in equations.layers:
         blocks = tuple(block for block in equations.blocks if block.layer != label)
-        part = type(equations)(
-            equations.families, equations.names, 1, blocks, equations.sources
-        )
+        part = type(equations)(equations.families, equations.names, 1, blocks, equations.sources)
         without.append(tacit.fit(part).strengths[NAME])
     expected = 2 / 3 * sum((strength - whole) ** 2 for strength in without)
     bars = layer_errors(equations)
@@ -147,6 +143,8 @@ def test_scores_of_examples_know_the_column():
 
 def test_the_summary_names_the_error_bars():
     objective = objective_of(908, SMALL)
-    text = tacit.fit(target_of([exact_trace(objective)]).equations(hessian_trace(objective, 64))).summary()
+    text = tacit.fit(
+        target_of([exact_trace(objective)]).equations(hessian_trace(objective, 64))
+    ).summary()
     assert "±probes" in text
     assert "8 groups of probes" in text

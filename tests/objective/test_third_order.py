@@ -40,9 +40,7 @@ def differences(function, params, step=1e-5):
 
 def normed(norm, activation=None):
     torch.manual_seed(3)
-    return nn.Sequential(
-        nn.Linear(3, 4), norm, activation or nn.Tanh(), nn.Linear(4, 2)
-    ).double()
+    return nn.Sequential(nn.Linear(3, 4), norm, activation or nn.Tanh(), nn.Linear(4, 2)).double()
 
 
 def test_curvature_and_its_gradient_are_those_of_the_dense_hessian():
@@ -89,7 +87,7 @@ def test_kinks_beside_a_fused_norm_are_refused():
     model = nn.Sequential(nn.Linear(3, 64), nn.LayerNorm(64), nn.ReLU(), nn.Linear(64, 1)).double()
     X, y = random_data(2, count=500, inputs=3)
     objective = tacit.Objective(model, F.mse_loss, (X, y))
-    with pytest.raises(tacit.InputError, match="third derivatives .* wrong in 0.*kinks"):
+    with pytest.raises(tacit.InputError, match=r"third derivatives .* wrong in 0.*kinks"):
         objective.curvature_gradient(directions_of(objective.point(), count=1))
 
 

@@ -95,10 +95,10 @@ def test_the_value_from_probes_has_the_gradient_that_retraining_needs():
     )
 
 
-def test_influence_is_the_derivative_by_the_weight_of_an_example(probes=3):
+def test_influence_is_the_derivative_by_the_weight_of_an_example():
     """With weights w_i, the mean is over Σw_i, so that a derivative has a part that all share."""
     direction = {n: torch.randn_like(p) for n, p in PARAMS.items()}
-    penalty = hessian_trace(OBJECTIVE, probes)
+    penalty = hessian_trace(OBJECTIVE, 3)
     influence = penalty.influence(PARAMS, [direction])[:, 0, 0]
     weights, products = torch.ones(9, dtype=torch.float64), []
     for i in range(3):
@@ -107,13 +107,11 @@ def test_influence_is_the_derivative_by_the_weight_of_an_example(probes=3):
             moved = weights.clone()
             moved[i] += step
             weighted = tacit.Objective(MODEL, F.mse_loss, DATA, weights=moved)
-            column = hessian_trace(weighted, probes).gradient(PARAMS)["hessian_trace"]
+            column = hessian_trace(weighted, 3).gradient(PARAMS)["hessian_trace"]
             pair.append(reference.flat(column) @ reference.flat(direction))
         products.append(9 * (pair[0] - pair[1]) / 2e-4)
     expected = torch.stack(products)
-    torch.testing.assert_close(
-        influence[:3].diff(), expected.diff(), rtol=1e-4, atol=1e-5
-    )
+    torch.testing.assert_close(influence[:3].diff(), expected.diff(), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("probes", [1, 0, 2.0, True])

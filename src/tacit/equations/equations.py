@@ -113,7 +113,7 @@ class Block:
     then one per target. RᵀR holds all inner products, and R keeps their full precision.
     `left_out` counts rows at kinks of a regularizer (θ = 0 under l1), which are in no equation.
     `floor` is the norm of a target that would be only rounding. Columns in `noisy` are means over
-    groups of probes, and `scatter` has products of the groups' deviations: see `tacit.equations.noise`.
+    groups of probes, and `scatter` has products of the groups' deviations: see `noise.Scatter`.
     """
 
     layer: str

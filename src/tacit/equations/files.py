@@ -1,8 +1,8 @@
 """Equations on disk: safetensors files, written completely or not at all, and checked when read.
 
-A file has a head of plain values (JSON), one matrix per block, and the scatter of noisy columns. A checksum shows damage. A file
-with the right checksum may still be anybody's, so its head is checked against the types that it is
-read into, and a small file never needs much memory.
+A file has a head of plain values (JSON), one matrix per block, and one for the noise of each block
+that has any. A checksum shows damage. A file with the right checksum may still be anybody's, so its
+head is checked against the types that it is read into, and a small file never needs much memory.
 """
 
 import hashlib

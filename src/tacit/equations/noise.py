@@ -118,7 +118,9 @@ def sum_scatter(blocks: Sequence[BlockWithNoise], count: int, targets: int) -> S
     return Scatter(noisy, total, len(points))
 
 
-def noise_by_block(blocks: Sequence[BlockWithNoise], scatter: Scatter | None) -> NoiseByBlock | None:
+def noise_by_block(
+    blocks: Sequence[BlockWithNoise], scatter: Scatter | None
+) -> NoiseByBlock | None:
     """The noise of every block, in all of whose equations columns scatter like that."""
     if scatter is None:
         return None
@@ -132,7 +134,9 @@ def noise_by_block(blocks: Sequence[BlockWithNoise], scatter: Scatter | None) ->
     return NoiseByBlock(scatter.noisy, noises)
 
 
-def select_scatter(block: BlockWithNoise, selected: Sequence[int]) -> tuple[list[int], Tensor | None]:
+def select_scatter(
+    block: BlockWithNoise, selected: Sequence[int]
+) -> tuple[list[int], Tensor | None]:
     """The noisy ones of the selected columns, as places among these, and their scatter.
 
     Args:

@@ -239,7 +239,7 @@ class ScatterSum:
         self.products = torch.zeros(width + size, size, dtype=torch.float64)
 
     def add(self, name: str, part: slice, matrix: Tensor, weight: float = 1.0) -> None:
-        """Add a slice of a tensor, whose rows are those that `read_block` returns, times a weight."""
+        """Add a slice of a tensor, whose rows `read_block` returns, times a weight."""
         bound, columns = self.bound, self.bound.columns.noisy_on(name)
         if not columns:
             return

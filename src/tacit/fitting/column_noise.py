@@ -62,8 +62,8 @@ def noise_by_label(
 def probe_deviations(equations: Equations, scatter: Scatter, strengths: Tensor) -> Tensor:
     """How far each group of probes moves the strengths, (groups, strengths).
 
-    Derivation. With M = (AᵀA − N)⁻¹ the strengths solve Aᵀ(t − Aλ) + Nλ = 0. To first order, group g
-    moves them by z_g/G with z_g = M[D_gᵀ(t − Aλ) − AᵀD_gλ], and the z_g are independent.
+    Derivation. The strengths solve Aᵀ(t − Aλ) + Nλ = 0. With M = (AᵀA − N)⁻¹, group g moves them to
+    first order by z_g/G, z_g = M[D_gᵀ(t − Aλ) − AᵀD_gλ], and the z_g are independent.
 
     Args:
         equations: what was fitted.

@@ -34,6 +34,8 @@ MAX_NOISE, NOISY = 0.5, 0.15
 """Noise as a part of ‖target‖²: above MAX_NOISE there is no signal, above NOISY it is noisy."""
 COLUMN_NOISE = 0.6
 """Noise as a part of a column's square, beside the other columns: above, it is mostly noise."""
+FEWEST_GROUPS = 4
+"""Groups of probes below which they do not measure their noise."""
 UNSETTLED = 0.5
 """Relative change of a gradient within an epoch above which the weights are not settled."""
 IGNORED = 0.01

@@ -45,13 +45,13 @@ def lacks_fit(e: Evidence) -> bool:
 
 
 def chance_of_residual(e: Evidence) -> float:
-    """The probability of so large a mean residual, if it were only noise of the groups of draws.
+    """The probability of so large a mean residual, if it were only noise of groups.
 
-    So it is for groups of probes of columns. With r_g the residual of group g, ‖Σ ±r_g‖² has the same distribution for all signs if noise is
-    symmetric, however its entries depend on each other: the probability is the part of all signs
-    for which it is at least ‖Σ r_g‖². With fewer than 8 groups, which have too few signs, it is
-    that of ‖r̄‖² over its noise in F(1, G−1): exact if noise has one dimension, and too large
-    otherwise.
+    Groups are those of draws, or of the probes of columns. With r_g the residual of group g,
+    ‖Σ ±r_g‖² has the same distribution for all signs if noise is symmetric, however its entries
+    depend on each other: the probability is the part of all signs for which it is at least
+    ‖Σ r_g‖². With fewer than 8 groups, which have too few signs, it is that of ‖r̄‖² over its noise
+    in F(1, G−1): exact if noise has one dimension, and too large otherwise.
     """
     gram = _products_of_residuals(e)
     groups = len(gram)

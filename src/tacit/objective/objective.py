@@ -283,8 +283,7 @@ class Objective:
     ) -> Params:
         """Σ_v ∇(vᵀH(θ)v) over directions v, in float64: third derivatives of L, in one pass.
 
-        The first are compared with finite differences, on a few examples. Where torch's are wrong
-        (layer norm), they are differences of Hessian products: four passes per direction.
+        Where torch's are wrong (layer norm), four passes per direction; see `third_order`.
         """
         point = self.point(params)
         with derivatives.math_attention():

@@ -44,7 +44,7 @@ def curvatures(mean: Tensor, leaves: Params, directions: Sequence[Params]) -> Se
     gradients = derivatives.gradient(mean, leaves, graph=True)
     totals = [torch.zeros_like(p) for p in inputs]
     for direction in directions:
-        vectors = list(direction.values())
+        vectors = [direction[n] for n in leaves]
         product = derivatives.pull_back(
             zip(gradients, vectors, strict=True), inputs, retain_graph=True
         )
@@ -72,9 +72,9 @@ def third_derivative(
     for start in range(0, len(pairs), AT_ONCE):
         products: list[tuple[Tensor | None, Tensor]] = []
         for u, v in pairs[start : start + AT_ONCE]:
-            along = zip(gradients, v.values(), strict=True)
+            along = zip(gradients, (v[n] for n in leaves), strict=True)
             product = derivatives.pull_back(along, inputs, create_graph=True)
-            products += zip(product, u.values(), strict=True)
+            products += zip(product, (u[n] for n in leaves), strict=True)
         third = derivatives.pull_back(products, inputs, retain_graph=True)
         for i, entries in enumerate(third):
             if entries is not None:
@@ -141,7 +141,7 @@ def curvature_differences(
 
     with derivatives.InFloat64() as mode:
         for direction in directions:
-            direction = {n: v.double() for n, v in direction.items()}
+            direction = {n: direction[n].double() for n in double}
             ahead, behind, far_ahead, far_behind = (at(m, direction) for m in (1, -1, 2, -2))
             near = {n: (ahead[n] - behind[n]) / (2 * step) for n in double}
             far = {n: (far_ahead[n] - far_behind[n]) / (4 * step) for n in double}
@@ -152,10 +152,10 @@ def curvature_differences(
     if mode.lowered or change > TOLERANCE * size + rounding * ROUNDING / step:
         reason = "runs in less than float64" if mode.lowered else "has kinks"
         raise InputError(
-            f"torch's third derivatives of the loss are wrong in {shorten(layers)}, and differences "
-            f"of second derivatives cannot replace them, because the loss {reason}: write that "
-            "layer in elementary torch operations (a layer norm as mean, variance and division), "
-            "or use smooth activations and float64."
+            f"torch's third derivatives of the loss are wrong in {shorten(layers)}, and "
+            f"differences of second derivatives cannot replace them, because the loss {reason}: "
+            "write that layer in elementary torch operations (a layer norm as mean, variance and "
+            "division), or use smooth activations and float64."
         )
     return total
 
@@ -176,5 +176,3 @@ def random_signs(params: Params, names: Sequence[str], *, seed: int) -> Params:
         entries = torch.randint(0, 2, params[name].shape, generator=generator) * 2 - 1
         direction[name] = entries.to(direction[name])
     return direction
-
-

@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -63,61 +64,87 @@ def hessian_trace(
     _check_probes(probes)
     check_whole("seed", seed, least=0)
 
-    def groups(params: Params, at: tuple[float, ...] = ()) -> list[_Group]:
-        names = select(params, of, what=f"of of {name}")
-        entries = sum(params[n].numel() for n in names)
-        if probes is None and entries <= EXACT:
-            return [_Group(params, names, None)]
-        seeds = [_mix(seed, at, i) for i in range(probes or PROBES)]
-        count = GROUPS if len(seeds) >= 2 * GROUPS else len(seeds)
-        return [_Group(params, names, seeds[g::count]) for g in range(count)]
-
-    def gradient(params: Params, group: "_Group") -> Params:
-        total = objective.curvature_gradient(list(group), params)
-        return {n: total[n] / group.size for n in select(params, scope, what=f"scope of {name}")}
-
-    def bind(params: Params) -> Columns:
-        columns = [gradient(params, group) for group in groups(params, fingerprint(params))]
-        return _mean_column(name, columns)
-
-    def trace(params: Params) -> Tensor:
-        parts = [objective.curvature(list(g), params) / g.size for g in groups(params)]
-        return torch.tensor([sum(parts) / len(parts)], dtype=torch.float64)
-
-    def pull_back(params: Params, cotangent: Tensor) -> Params:
-        columns = [gradient(params, group) for group in groups(params)]
-        mean = {n: sum(c[n] for c in columns) / len(columns) for n in columns[0]}
-        return {n: cotangent[0] * entries.to(params[n]) for n, entries in mean.items()}
-
-    def value(params: Params) -> Tensor:
-        return StreamedValue.apply(trace, pull_back, tuple(params), *params.values())
-
-    def influence(params: Params, directions: Sequence[Params]) -> Tensor:
-        # Example i changes ⟨∇tr H, v⟩ by the mean over probes u of D³ℓ_i[u, u, v], which is the
-        # difference of D²ℓ_i[u, v] between θ + hu and θ − hu, over 2h.
-        covered = select(params, scope, what=f"scope of {name}")
-        scoped = [{n: v[n] for n in covered if n in v} for v in directions]
-        entries = sum(p.numel() for p in params.values())
-        step, total = STEP * (norm(params) / entries**0.5 or 1.0), torch.zeros(1, 1)
-        parts = groups(params, fingerprint(params))
-        for group in parts:
-            for probe in group:
-                weight = 1 / (2 * step * group.size * len(parts))
-                for sign in (1, -1):
-                    moved = {n: p.detach() + sign * step * probe[n] for n, p in params.items()}
-                    point = same_buffers(moved, params)
-                    second = objective.directional_derivatives(scoped, point, base=probe)
-                    total = total + sign * weight * second.values
-        return total.unsqueeze(2)
-
+    trace = _Trace(objective, probes, scope, of, seed, name)
     return Regularizer(
         name,
-        bind,
-        value,
-        influence=influence,
+        trace.bind,
+        trace.value,
+        influence=trace.influence,
         objective=objective,
         cost="second-order",
     )
+
+
+class _Trace(NamedTuple):
+    """The arguments of `hessian_trace`, and what is computed from them."""
+
+    objective: Objective
+    probes: int | None
+    scope: Scope
+    of: Scope
+    seed: int
+    name: str
+
+    def groups(self, params: Params, at: tuple[float, ...] = ()) -> "list[_Group]":
+        """The groups of directions at a point; one, of all basis vectors, if exact."""
+        names = select(params, self.of, what=f"of of {self.name}")
+        entries = sum(params[n].numel() for n in names)
+        if self.probes is None and entries <= EXACT:
+            return [_Group(params, names, None)]
+        seeds = [_mix(self.seed, at, i) for i in range(self.probes or PROBES)]
+        count = GROUPS if len(seeds) >= 2 * GROUPS else len(seeds)
+        return [_Group(params, names, seeds[g::count]) for g in range(count)]
+
+    def in_scope(self, params: Params) -> tuple[str, ...]:
+        """The names of the parameters that the column covers."""
+        return select(params, self.scope, what=f"scope of {self.name}")
+
+    def gradient(self, params: Params, group: "_Group") -> Params:
+        """∇R from one group."""
+        total = self.objective.curvature_gradient(list(group), params)
+        return {n: total[n] / group.size for n in self.in_scope(params)}
+
+    def bind(self, params: Params) -> Columns:
+        """The column, with probes of this point."""
+        groups = self.groups(params, fingerprint(params))
+        return _mean_column(self.name, [self.gradient(params, group) for group in groups])
+
+    def trace(self, params: Params) -> Tensor:
+        """R, with the same probes at all points."""
+        groups = self.groups(params)
+        parts = [self.objective.curvature(list(g), params) / g.size for g in groups]
+        return torch.tensor([sum(parts) / len(parts)], dtype=torch.float64)
+
+    def pull_back(self, params: Params, cotangent: Tensor) -> Params:
+        """The gradient of that R, times a number."""
+        columns = [self.gradient(params, group) for group in self.groups(params)]
+        mean = {n: torch.stack([c[n] for c in columns]).mean(0) for n in columns[0]}
+        return {n: cotangent[0] * entries.to(params[n]) for n, entries in mean.items()}
+
+    def value(self, params: Params) -> Tensor:
+        """R as a tensor that autograd can differentiate."""
+        return StreamedValue.apply(self.trace, self.pull_back, tuple(params), *params.values())
+
+    def influence(self, params: Params, directions: Sequence[Params]) -> Tensor:
+        """The change of ⟨∇R, v⟩ with each example, for every direction v.
+
+        It is the mean over probes u of D³ℓ_i[u, u, v], the difference of D²ℓ_i[u, v] between
+        θ + hu and θ − hu, over 2h.
+        """
+        covered, groups = self.in_scope(params), self.groups(params, fingerprint(params))
+        scoped = [{n: v[n] for n in covered if n in v} for v in directions]
+        entries = sum(p.numel() for p in params.values())
+        step = STEP * (norm(params) / entries**0.5 or 1.0)
+        total = torch.zeros(1, len(directions), dtype=torch.float64)
+        for group in groups:
+            weight = 1 / (2 * step * group.size * len(groups))
+            for probe in group:
+                for sign in (1, -1):
+                    moved = {n: p.detach() + sign * step * probe[n] for n, p in params.items()}
+                    point = same_buffers(moved, params)
+                    second = self.objective.directional_derivatives(scoped, point, base=probe)
+                    total = total + sign * weight * second.values
+        return total.unsqueeze(2)
 
 
 class _Group:

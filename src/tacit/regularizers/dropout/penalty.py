@@ -76,7 +76,11 @@ def explicit_dropout(
     columns = tuple(f"{name}[{layer.name}]" for layer in layers.values()) if by_layer else (name,)
     penalty = _Penalty(objective, objective.loss, layers, columns, samples, seed, scope, name)
     return Regularizer(
-        name, penalty.bind, penalty.value, influence=penalty.influence, objective=objective,
+        name,
+        penalty.bind,
+        penalty.value,
+        influence=penalty.influence,
+        objective=objective,
         cost="second-order",
     )
 
