@@ -46,7 +46,7 @@ CASES = (
     Case("classes, 8 groups of draws", 505, others=("l2",), groups=8),
     Case("classes, 5 steps", 506, others=("l2",), points=5),
     Case("classes, 12 steps", 507, others=("l2",), points=12),
-    Case("classes, 9 % missing", 508, others=("l2",), missing=0.44),
+    Case("classes, a part missing", 508, others=("l2",), missing=0.44),
 )
 
 

@@ -30,6 +30,8 @@ def candidates(objective):
         tacit.regularizers.group_l2(),
         tacit.regularizers.nuclear_norm(),
         tacit.regularizers.gradient_norm(objective),
+        tacit.regularizers.hessian_trace(objective),
+        tacit.regularizers.hessian_trace(objective, 4, name="probed"),
         tacit.layerwise(tacit.l2(name="ridge")),
         tacit.regularizers.diagonal(scope="3.bias"),
         tacit.regularizers.symmetric(scope="3.bias"),

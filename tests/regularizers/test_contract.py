@@ -53,6 +53,7 @@ NOT_SEPARABLE = {
     "diagonal": tacit.regularizers.diagonal,
     "symmetric": tacit.regularizers.symmetric,
     "gradient_norm": lambda **options: tacit.regularizers.gradient_norm(OBJECTIVE, **options),
+    "hessian_trace": lambda **options: tacit.regularizers.hessian_trace(OBJECTIVE, **options),
     "explicit_dropout": lambda **options: tacit.regularizers.explicit_dropout(
         DROPOUT_OBJECTIVE, **options
     ),

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 import tacit
 from tacit import reference
-from tacit.regularizers import hessian_trace
+from tacit.regularizers import hessian, hessian_trace
 
 MODEL, DATA = tanh_mlp(0, sizes=(3, 4, 2)), random_data(1, count=9, inputs=3, outputs=2)
 OBJECTIVE = tacit.Objective(MODEL, F.mse_loss, DATA, batch_size=4)
@@ -47,6 +47,15 @@ def test_a_scope_limits_the_rows_and_not_the_trace():
     assert torch.equal(
         scoped.bind(PARAMS).rows("2.weight", entries), whole.bind(PARAMS).rows("2.weight", entries)
     )
+
+
+@pytest.mark.parametrize("probes", [None, 16])
+def test_passes_over_the_data_do_not_matter(monkeypatch, probes):
+    penalty = hessian_trace(OBJECTIVE, probes)
+    value, column = penalty.value(PARAMS), dense_columns(penalty, PARAMS)
+    monkeypatch.setattr(hessian, "CHUNK", 100)  # four directions
+    torch.testing.assert_close(penalty.value(PARAMS), value)
+    torch.testing.assert_close(dense_columns(penalty, PARAMS), column)
 
 
 @pytest.mark.parametrize(("probes", "groups"), [(2, 2), (5, 5), (16, 8), (20, 8)])

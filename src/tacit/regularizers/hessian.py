@@ -9,7 +9,15 @@ from torch import Tensor
 
 from tacit.errors import InputError, check_type, check_whole
 from tacit.objective.objective import Objective
-from tacit.objective.params import Params, Scope, fingerprint, norm, same_buffers, select
+from tacit.objective.params import (
+    Params,
+    Scope,
+    fingerprint,
+    float64_zeros,
+    norm,
+    same_buffers,
+    select,
+)
 from tacit.objective.third_order import random_signs
 from tacit.regularizers.data_dependent import StreamedValue
 from tacit.regularizers.family import Columns, Regularizer, whole_column
@@ -20,6 +28,8 @@ PROBES = 32
 """Number of probes for more parameters, by default."""
 GROUPS = 8
 """Groups of 16 probes or more; fewer probes are one group each."""
+CHUNK = 2**26
+"""Numbers in the directions of one pass over the data."""
 STEP = 1e-3
 """Step of the differences that give the influence of examples, as a part of the weights' size."""
 
@@ -101,8 +111,12 @@ class _Trace(NamedTuple):
 
     def gradient(self, params: Params, group: "_Group") -> Params:
         """∇R from one group."""
-        total = self.objective.curvature_gradient(list(group), params)
-        return {n: total[n] / group.size for n in self.in_scope(params)}
+        total = float64_zeros({n: params[n] for n in self.in_scope(params)})
+        for directions in group.passes():
+            part = self.objective.curvature_gradient(directions, params)
+            for n, entries in total.items():
+                entries.add_(part[n], alpha=1 / group.size)
+        return total
 
     def bind(self, params: Params) -> Columns:
         """The column, with probes of this point."""
@@ -111,9 +125,9 @@ class _Trace(NamedTuple):
 
     def trace(self, params: Params) -> Tensor:
         """R, with the same probes at all points."""
-        groups = self.groups(params)
-        parts = [self.objective.curvature(list(g), params) / g.size for g in groups]
-        return torch.tensor([sum(parts) / len(parts)], dtype=torch.float64)
+        groups, curvature = self.groups(params), self.objective.curvature
+        parts = [curvature(d, params) / g.size for g in groups for d in g.passes()]
+        return torch.tensor([sum(parts) / len(groups)], dtype=torch.float64)
 
     def pull_back(self, params: Params, cotangent: Tensor) -> Params:
         """The gradient of that R, times a number."""
@@ -153,6 +167,17 @@ class _Group:
     def __init__(self, params: Params, names: Sequence[str], seeds: Sequence[int] | None) -> None:
         self.params, self.names, self.seeds = params, names, seeds
         self.size = 1 if seeds is None else len(seeds)
+
+    def passes(self) -> Iterator[list[Params]]:
+        """The directions of each pass over the data, at most `CHUNK` numbers in all."""
+        most, directions = max(1, CHUNK // sum(p.numel() for p in self.params.values())), []
+        for direction in self:
+            directions.append(direction)
+            if len(directions) == most:
+                yield directions
+                directions = []
+        if directions:
+            yield directions
 
     def __iter__(self) -> Iterator[Params]:
         """The directions; the mean of their vᵀHv is the trace, the sum for basis vectors."""
