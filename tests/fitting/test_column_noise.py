@@ -167,3 +167,33 @@ def test_steps_agree_on_a_missing_regularizer_and_not_on_noise_of_probes():
     assert errors["steps"]["hessian_trace"] == pytest.approx(
         errors["probes"]["hessian_trace"], rel=0.7
     )
+
+
+def test_error_bars_are_the_first_order_effect_of_every_group():
+    """λ solves (AᵀA − N)λ = Aᵀt; moving A by ε D_g, at fixed N, moves λ by ε z_g."""
+    objective = objective_of(910, SMALL)
+    regularizers = [tacit.l2(), hessian_trace(objective, 64)]
+    target = target_of([exact_trace(objective)], missing=0.5)
+    equations = target.equations(regularizers)
+    fit, scatter = tacit.fit(equations), equations.scatter()
+    (point,) = target.points
+    columns = regularizers[1].bind(point.params)
+    parts = {n: slice(0, p.numel()) for n, p in point.params.items()}
+    deviations = torch.cat([columns.deviations(n, part)[:, :, 0] for n, part in parts.items()])
+    t = torch.cat([v.flatten() for v in point.vectors[0].values()])
+    gradients = [r.gradient(point.params)[r.name] for r in regularizers]
+    A = torch.stack([torch.cat([g.flatten() for g in c.values()]) for c in gradients], dim=1)
+    noise = torch.zeros(2, 2, dtype=torch.float64)
+    noise[1, 1] = scatter.noise[0, 0]
+
+    def strengths(design):
+        return torch.linalg.solve(design.T @ design - noise, design.T @ t)
+
+    torch.testing.assert_close(strengths(A), torch.tensor([*fit.strengths.values()]).double())
+    moved, step = [], 1e-6
+    for deviation in deviations.T:
+        change = torch.stack([torch.zeros_like(deviation), deviation], dim=1)
+        ahead, behind = (strengths(A + sign * step * change) for sign in (1, -1))
+        moved.append((ahead - behind) / (2 * step))
+    expected = torch.stack(moved).T @ torch.stack(moved) / (8 * 7)
+    torch.testing.assert_close(fit.error_bars["probes"].covariance, expected, rtol=1e-4, atol=0)
