@@ -198,6 +198,20 @@ def test_columns_without_noise_keep_their_precision():
     torch.testing.assert_close(square, factor[:, 2].square().sum() - 5)
 
 
+def test_a_noisy_column_that_others_span_stays_finite():
+    """As where there are fewer equations than columns."""
+    matrix = torch.randn(3, 5, dtype=torch.float64)
+    noise = torch.tensor([[5.0]], dtype=torch.float64)
+    for rows in (matrix, torch.cat([matrix[:2], torch.zeros(1, 5).double()])):
+        corrected = correct_factor(rows, 4, [3], noise)
+        assert corrected.isfinite().all()
+        torch.testing.assert_close(
+            corrected[:, :3].T @ corrected[:, :3], rows[:, :3].T @ rows[:, :3]
+        )
+    zero = correct_factor(0 * matrix, 4, [3], 0 * noise)
+    assert not zero.any()
+
+
 def test_a_column_of_the_gradient_norm_beside_it_is_exact():
     regularizers = [hessian_trace(OBJECTIVE, 6), gradient_norm(OBJECTIVE)]
     assert_products(TARGET.equations(regularizers), dense_products(regularizers))

@@ -223,7 +223,8 @@ def correct_factor(factor: Tensor, count: int, noisy: Sequence[int], noise: Tens
 
 def noise_parts(Z: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
     """The eigenvalues ν of Z⁻ᵀNZ⁻¹, the parts of ‖Z·x‖² that are noise, and the eigenvectors."""
-    scale = Z.norm(dim=0).clamp_min(torch.finfo(Z.dtype).tiny)
+    norms = Z.norm(dim=0)
+    scale = torch.where(norms > 0, norms, 1.0)  # a column that the others span has no part beside
     inverse = torch.linalg.pinv(Z / scale, rtol=1e-12)
     whitened = inverse.T @ (noise / scale / scale[:, None]) @ inverse
     values, vectors = torch.linalg.eigh((whitened + whitened.T) / 2)
