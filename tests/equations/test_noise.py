@@ -202,11 +202,11 @@ def test_a_noisy_column_that_others_span_stays_finite():
     """As where there are fewer equations than columns."""
     matrix = torch.randn(3, 5, dtype=torch.float64)
     noise = torch.tensor([[5.0]], dtype=torch.float64)
-    for rows in (matrix, torch.cat([matrix[:2], torch.zeros(1, 5).double()])):
-        corrected = correct_factor(rows, 4, [3], noise)
+    for factor in (matrix, torch.cat([matrix[:2], torch.zeros(1, 5).double()])):
+        corrected = correct_factor(factor, 4, [3], noise)
         assert corrected.isfinite().all()
         torch.testing.assert_close(
-            corrected[:, :3].T @ corrected[:, :3], rows[:, :3].T @ rows[:, :3]
+            corrected[:, :3].T @ corrected[:, :3], factor[:, :3].T @ factor[:, :3]
         )
     zero = correct_factor(0 * matrix, 4, [3], 0 * noise)
     assert not zero.any()
