@@ -37,6 +37,8 @@ def candidates(objective):
         tacit.regularizers.orthogonality(),
         tacit.regularizers.balance(biases=True),
         tacit.regularizers.gradient_norm(objective),
+        tacit.regularizers.hessian_trace(objective),
+        tacit.regularizers.hessian_trace(objective, 4, name="probed"),
         tacit.layerwise(tacit.l2(name="ridge")),
         tacit.regularizers.diagonal(scope="3.bias"),
         tacit.regularizers.symmetric(scope="3.bias"),

@@ -80,6 +80,7 @@ FROM_DATA = {
     "gradient_norm of a layer": made(tacit.regularizers.gradient_norm, OBJECTIVE, of="2"),
     "gradient_l1": made(tacit.regularizers.gradient_l1, OBJECTIVE, eps=0.1),
     "gradient_variance": made(tacit.regularizers.gradient_variance, BATCHES),
+    "hessian_trace": made(tacit.regularizers.hessian_trace, OBJECTIVE),
     "input_jacobian": made(tacit.regularizers.input_jacobian, CLASSIFIER),
     "input_jacobian of outputs": made(
         tacit.regularizers.input_jacobian, CLASSIFIER, weighted=False

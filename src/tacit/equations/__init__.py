@@ -2,10 +2,11 @@
 
 from tacit.equations.difference import difference_equations, difference_target
 from tacit.equations.epochs import EpochAverages, average_epochs
-from tacit.equations.equations import Block, Equations, Family, Source, stack
+from tacit.equations.equations import Block, Equations, stack
 from tacit.equations.flow import adam_flow, euler, on_batches, rk4
 from tacit.equations.recording import Recorder, record
 from tacit.equations.resampling import bootstrap
+from tacit.equations.sources import Family, Source
 from tacit.equations.steps import accumulated_target, trajectory_equations, trajectory_target
 from tacit.equations.target import Target, endpoint_equations, endpoint_target
 from tacit.equations.trajectory import Trajectory

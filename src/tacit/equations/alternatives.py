@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from tacit.equations.equations import Block, Equations, triangular_factor
-from tacit.equations.rows import BoundCandidates, Candidates, read_block
+from tacit.equations.rows import BoundCandidates, Candidates, ScatterSum, read_block
 from tacit.objective.params import Params, norm
 from tacit.regularizers.elementwise import l1, l2, smooth_l1
 from tacit.regularizers.family import join_columns
@@ -76,6 +76,7 @@ def _write_block(bound: BoundCandidates, names: Sequence[str], targets: Sequence
     """The equations of these tensors as one block; of large tensors, of slices of them."""
     columns = tuple(range(len(bound.columns.names)))
     width = len(columns) + len(targets)
+    scatter = ScatterSum(bound, names, width)
     factor, rows = torch.zeros(0, width, dtype=torch.float64), 0
     for name in names:
         size = bound.params[name].numel()
@@ -84,8 +85,9 @@ def _write_block(bound: BoundCandidates, names: Sequence[str], targets: Sequence
         for part in parts:
             matrix, _ = read_block(bound, name, part, list(columns), targets)
             factor = triangular_factor(torch.cat([factor.to(matrix), weight * matrix]))
+            scatter.add(name, part, matrix, weight)
         rows += size
-    return Block("", columns, factor.cpu(), rows, 0, 0.0)
+    return scatter.attach(Block("", columns, factor.cpu(), rows, 0, 0.0))
 
 
 def _sample(bound: BoundCandidates, name: str, width: int) -> list[slice]:

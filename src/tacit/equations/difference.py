@@ -4,8 +4,9 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
-from tacit.equations.equations import Equations, PointFacts
+from tacit.equations.equations import Equations
 from tacit.equations.rows import check_candidates
+from tacit.equations.sources import PointFacts
 from tacit.equations.target import (
     Setting,
     Target,

@@ -33,6 +33,7 @@ from tacit.objective.params import (
     float64_zeros,
     norm,
     same_buffers,
+    shorten,
     to_float64,
 )
 from tacit.regularizers.family import Columns, Regularizer, join_columns, whole_column
@@ -306,6 +307,13 @@ def average_epochs(
     check_whole("epochs", epochs)
     if not isinstance(averaged, Sequence) or any(not isinstance(r, Regularizer) for r in averaged):
         raise InputError("averaged is not a list of regularizers: pass one, as in [tacit.l2()].")
+    costly = [r for r in averaged if r.cost == "second-order"]
+    if noisy := [r.name for r in costly if r.bind(trainable(model)).noisy]:
+        raise InputError(
+            f"{shorten(noisy)} cannot be averaged: its columns are from random probes, and a mean "
+            "over updates would hide their noise. Leave it out of averaged=, and pass it to "
+            "target.equations, which takes it at the mean weights."
+        )
     return EpochAverages(model, optimizer, averaged, epochs)
 
 

@@ -6,15 +6,23 @@ Signs and scale, once: ∇L + Σ λ_k ∇R_k = 0, L the mean over examples, R a 
 import math
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, get_args
 
 import torch
 from torch import Tensor
 
 from tacit.equations.files import EQUATIONS, read_file, write_file
+from tacit.equations.noise import (
+    Scatter,
+    check_groups,
+    check_scatter,
+    correct_factor,
+    select_scatter,
+    sum_scatter,
+)
+from tacit.equations.sources import Family, Source
 from tacit.errors import InputError, check_type
-from tacit.objective.scale import Scale
 from tacit.plain import check_plain
 from tacit.regularizers.family import FamilyKind
 
@@ -27,79 +35,6 @@ MAX_NUMBERS = 2**27
 """Numbers (1 GiB) that a file may always need in memory; above, at most 100 times what it holds."""
 
 
-@dataclass(frozen=True)
-class Family:
-    """The adjacent columns that came from one regularizer, and its kind."""
-
-    name: str
-    kind: str
-    size: int
-    definition: str = ""
-    """See `Regularizer.definition`."""
-
-    def describe(self) -> str:
-        """The name, with what distinguishes the family from others of that name."""
-        return f"{self.name!r} ({self.definition or self.kind or 'another penalty'})"
-
-
-@dataclass(frozen=True, kw_only=True)
-class PointFacts:
-    """What was seen of a point while its target was computed; it tells when to doubt the target."""
-
-    unsettled: dict[str, float] = field(default_factory=dict)
-    """By penalty: ‖mean of ∇R over an epoch − ∇R at the mean point‖ / ‖mean of ∇R‖."""
-    unreached: tuple[str, ...] = ()
-    """Parameters that the loss does not reach (an unused head); they have no equations."""
-    burn_in: float = 0.0
-    """Norm of the part of the target that is due to an optimizer's averages, momentum or squared
-    gradients, that were still settling."""
-    clipped: float = 0.0
-    """Part of the updates whose gradients look clipped."""
-    memory: float = 0.0
-    """Steps over which momentum correlates the noise, 1/(1−β); 0 where it was taken out."""
-    step_sizes: tuple[float, ...] = ()
-    """Times of the steps, where they were compared with a flow (`rk4`)."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Source(PointFacts):
-    """Where equations came from: the facts in the header of a summary."""
-
-    mode: str
-    """endpoint, difference, trajectory or accumulated."""
-    loss: str
-    examples: int
-    parameters: int
-    tensors: int
-    frozen: int
-    tied: int
-    dtype: str
-    gradient_norm: float
-    parameter_norm: float
-    loss_value: float | None = None
-    steps: int = 1
-    known: dict[str, float] = field(default_factory=dict)
-    near_zero: dict[str, float] = field(default_factory=dict)
-    """By penalty with a kink at zero: its strength without the weights that lie just outside of its
-    zero width and have most of what is unexplained."""
-    near_zero_rows: int = 0
-    """How many rows those weights have."""
-    near_zero_width: float = 0.0
-    """The zero width that would have them inside."""
-    unit: str = "examples"
-    """What the mean is over: examples (or tokens), or batches whose examples interact."""
-    ignored: float = 0.0
-    """Part of the examples or tokens on which the loss does not depend: padding counted as data."""
-    uneven: bool = False
-    """Whether rows of one batch have more targets than those of another, and count the same."""
-    epoch: bool = False
-    """Whether these are the means over one epoch of a run."""
-    layer: str = ""
-    """The layer that the equations were restricted to, if any."""
-    scale: Scale | None = None
-    """The scale of the technique whose difference this is, if it has one."""
-
-
 @dataclass(frozen=True, eq=False)
 class Block:
     """The equations of one layer at one point, as R of a QR factorisation of [design | targets].
@@ -107,7 +42,8 @@ class Block:
     `columns` are those that are not zero in this layer; `factor` has one column for each of them,
     then one per target. RᵀR holds all inner products, and R keeps their full precision.
     `left_out` counts rows at kinks of a regularizer (θ = 0 under l1), which are in no equation.
-    `floor` is the norm of a target that would be only rounding.
+    `floor` is the norm of a target that would be only rounding. Columns in `noisy` are means over
+    groups of probes, and `scatter` has products of the groups' deviations: see `noise.Scatter`.
     """
 
     layer: str
@@ -120,6 +56,8 @@ class Block:
     step: int = 0
     points: int = 1
     """In `Equations.means`: how many sources or steps it is of, this one and every second later."""
+    noisy: tuple[int, ...] = ()
+    scatter: Tensor | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -169,7 +107,21 @@ class Equations:
         return sum(block.floor**2 for block in self.blocks) ** 0.5
 
     def factor(self) -> Tensor:
-        """The triangular factor of [design | targets]: at most as many rows as columns."""
+        """The factor of [design | targets], at most as many rows as columns.
+
+        Its products are those of the equations, without the noise of columns from random probes.
+        """
+        factor, scatter = self.noisy_factor(), self.scatter()
+        if scatter is None:
+            return factor
+        return correct_factor(factor, len(self.names), scatter.noisy, scatter.noise)
+
+    def scatter(self) -> Scatter | None:
+        """How the groups of random columns scatter; None where no column is random."""
+        return sum_scatter(self.blocks, len(self.names), self.targets)
+
+    def noisy_factor(self) -> Tensor:
+        """The triangular factor of [design | targets], with the noise of its columns."""
         width = len(self.names) + self.targets
         factors: dict[tuple[int, ...], list[Tensor]] = {}
         for block in self.blocks:
@@ -185,7 +137,7 @@ class Equations:
         sources = tuple(replace(source, layer=label) for source in self.sources)
         means = tuple(block for block in self.means if block.layer == label)
         equations = replace(self, blocks=blocks, sources=sources, origin=None, means=means)
-        norms = equations.factor()[:, : len(self.names)].norm(dim=0)
+        norms = equations.noisy_factor()[:, : len(self.names)].norm(dim=0)
         return equations.select_columns((norms > SMALLEST).nonzero()[:, 0].tolist())
 
     def steps(self, source: int = 0, *, size: int = 1) -> list["Equations"]:
@@ -241,7 +193,9 @@ class Equations:
             "other_families": self.other_families,
         }
         blocks = (*self.blocks, *self.means, *self.alternatives)
-        write_file(path, header, [block.factor for block in blocks], EQUATIONS)
+        scatters = [block.scatter for block in blocks if block.scatter is not None]
+        factors = [block.factor for block in blocks]
+        write_file(path, header, [*factors, *scatters], EQUATIONS)
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> "Equations":
@@ -286,11 +240,15 @@ def _from_header(header: dict[str, Any], factors: list[Tensor]) -> Equations:
     """The equations of a file, with every value of its type."""
     kinds = ("blocks", "means", "alternatives")
     parts = [check_plain(tuple[dict[str, Any], ...], header.get(k), k) for k in kinds]
-    if (count := sum(map(len, parts))) != len(factors):
-        raise ValueError(f"it has {count} blocks and {len(factors)} matrices")
-    each = iter(factors)
+    count, noisy = sum(map(len, parts)), sum(bool(b.get("noisy")) for part in parts for b in part)
+    if count + noisy != len(factors):
+        raise ValueError(f"it has {count} blocks and {len(factors) - noisy} matrices")
+    each, scatters = iter(factors), iter(factors[count:])
     whole = {
-        kind: [{"factor": next(each), **block} for block in blocks]
+        kind: [
+            {"factor": next(each), "scatter": next(scatters) if b.get("noisy") else None, **b}
+            for b in blocks
+        ]
         for kind, blocks in zip(kinds, parts, strict=True)
     }
     return Equations(**vars(check_plain(_Header, {**header, **whole}, "the head")))
@@ -316,9 +274,12 @@ def _check_blocks(equations: Equations) -> None:
     blocks = (*equations.blocks, *equations.means)
     for block in blocks:
         _check_block(block, len(equations.names), equations.targets, len(equations.sources))
+    check_groups(blocks)
     width = len(equations.names) + equations.targets
     stored = sum(block.factor.numel() for block in blocks)
     joined = width * (width + sum(len(block.factor) for block in blocks))
+    if noisy := [block.scatter for block in blocks if block.scatter is not None]:
+        joined += (width + sum(scatter.shape[1] for scatter in noisy)) ** 2
     if joined > max(MAX_NUMBERS, 100 * stored):
         raise ValueError(f"{stored} numbers would need {joined / 2**27:.3g} GiB of memory")
 
@@ -369,6 +330,8 @@ def _check_block(block: Block, columns: int, targets: int, sources: int) -> None
         raise ValueError(f"{where} is of source {block.source}, and there are {sources}")
     if block.floor < 0 or not torch.isfinite(block.factor).all():
         raise ValueError(f"{where} has a negative floor, or numbers that are not finite")
+    if block.noisy or block.scatter is not None:
+        check_scatter(block, width, where)
 
 
 def stack(equations: Iterable[Equations]) -> Equations:
@@ -399,6 +362,7 @@ def stack(equations: Iterable[Equations]) -> Equations:
         blocks += [replace(block, source=block.source + len(sources)) for block in part.blocks]
         means += [replace(block, source=block.source + len(sources)) for block in part.means]
         sources += part.sources
+    check_groups(blocks)
     others, alternatives = _stack_alternatives(parts)
     return replace(
         first,
@@ -456,11 +420,13 @@ def _select_block(block: Block, position: dict[int, int]) -> Block:
     targets = range(len(block.columns), block.factor.shape[1])
     factor = triangular_factor(block.factor[:, [*selected, *targets]])
     columns = tuple(position[block.columns[i]] for i in selected)
-    return replace(block, columns=columns, factor=factor)
+    places, scatter = select_scatter(block, selected)
+    noisy = tuple(columns[place] for place in places)
+    return replace(block, columns=columns, factor=factor, noisy=noisy, scatter=scatter)
 
 
 def _without_factor(block: Block) -> dict[str, Any]:
-    return {k: v for k, v in vars(block).items() if k != "factor"}
+    return {k: v for k, v in vars(block).items() if k not in ("factor", "scatter")}
 
 
 def _select_families(families: tuple[Family, ...], position: dict[int, int]) -> Iterable[Family]:

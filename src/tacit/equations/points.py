@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
-from tacit.equations.equations import PointFacts
 from tacit.equations.rows import Averaged
+from tacit.equations.sources import PointFacts
 from tacit.errors import InputError
 from tacit.objective.objective import Objective
 from tacit.objective.params import Params, fingerprint

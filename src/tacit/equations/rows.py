@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from tacit.equations.equations import Block, Family, triangular_factor
+from tacit.equations.equations import Block, triangular_factor
+from tacit.equations.sources import Family
 from tacit.errors import InputError, check_number, check_type
 from tacit.objective.objective import Objective
 from tacit.objective.params import Params, Scope, layer_of, select, shorten
@@ -48,6 +49,11 @@ class BoundCandidates:
     def families_on(self, name: str) -> list[Columns]:
         """The columns, estimated and known, that cover a tensor."""
         return [f for f in (self.columns, *(k for _, k in self.known)) if name in f.active]
+
+    def weight_of(self, name: str, part: slice) -> Tensor:
+        """What the rows of a slice are multiplied by, as one column."""
+        weight = self.weights[name].flatten()
+        return (weight if len(weight) == 1 else weight[part])[:, None]
 
     def subspace(self, name: str) -> Subspace | None:
         """The directions of a tensor that have equations, where they are not single entries."""
@@ -152,6 +158,12 @@ class Candidates:
                 )
         for r in self.known:
             check_one_strength(r, len(parts[r].names))
+            if parts[r].noisy:
+                raise InputError(
+                    f"known penalty {r.name!r} is computed from random probes, whose noise would "
+                    "be in the target unseen: pass more probes= as a candidate instead, and "
+                    "compare its strength with the known one, or make its column exact."
+                )
         families = tuple(
             Family(
                 r.name, r.kind, len(parts[r].names), r.definition + " per time" * per_time.get(r, 0)
@@ -236,11 +248,13 @@ def write_blocks(
     for layer, names in layers.items():
         active = sorted({c for name in names for c in bound.columns.active.get(name, ())})
         width = len(active) + len(targets)
+        scatter = ScatterSum(bound, names, width)
         factor, row_count, left_out = torch.zeros(0, width, dtype=torch.float64), 0, 0
         for name in names:
             for part in bound.slices(name, width):
                 matrix, at_kinks = read_block(bound, name, part, active, targets)
                 factor = triangular_factor(torch.cat([factor.to(matrix), matrix]))
+                scatter.add(name, part, matrix)
                 count = part.stop - part.start
                 row_count, left_out = row_count + count - at_kinks, left_out + at_kinks
         if not torch.isfinite(factor).all():
@@ -249,8 +263,52 @@ def write_blocks(
                 "is not finite there. Leave that layer out with rows=."
             )
         floor = sum(floors[name] ** 2 for name in names) ** 0.5
-        blocks.append(Block(layer, tuple(active), factor.cpu(), row_count, left_out, floor))
+        block = Block(layer, tuple(active), factor.cpu(), row_count, left_out, floor)
+        blocks.append(scatter.attach(block))
     return blocks
+
+
+class ScatterSum:
+    """The scatter of a block's noisy columns, summed over slices; see `tacit.equations.noise`."""
+
+    def __init__(self, bound: BoundCandidates, names: Sequence[str], width: int) -> None:
+        self.bound = bound
+        self.noisy = sorted({c for name in names for c in bound.columns.noisy_on(name)})
+        size = bound.columns.groups * len(self.noisy)
+        self.products = torch.zeros(width + size, size, dtype=torch.float64)
+
+    def add(self, name: str, part: slice, matrix: Tensor, weight: float = 1.0) -> None:
+        """Add a slice of a tensor, whose rows `read_block` returns, times a weight."""
+        bound, columns = self.bound, self.bound.columns.noisy_on(name)
+        if not columns:
+            return
+        entries = bound.columns.deviations(name, part).to(matrix)
+        deviations = entries.new_zeros(*entries.shape[:2], len(self.noisy))
+        deviations[:, :, [self.noisy.index(column) for column in columns]] = entries
+        D = deviations.flatten(1)
+        if (space := bound.subspace(name)) is not None:
+            D = space.project(D)
+        if name in bound.weights:
+            D = D * bound.weight_of(name, part).to(D)
+        if (kinks := kinks_on(bound, name, part)) is not None:
+            D = D[~kinks.to(D.device)]
+        rows = torch.cat([matrix, D], dim=1)
+        self.products += (weight**2 * rows.T @ D).cpu()
+
+    def attach(self, block: Block) -> Block:
+        """The block with this scatter."""
+        if not self.noisy:
+            return block
+        return replace(block, noisy=tuple(self.noisy), scatter=self.products)
+
+
+def kinks_on(bound: BoundCandidates, name: str, part: slice) -> Tensor | None:
+    """Which rows of a slice are at kinks; None where there are none."""
+    masks = [mask for f in bound.families_on(name) if (mask := f.kinks(name, part)) is not None]
+    if not masks:
+        return None
+    kinks = torch.stack([mask.to(masks[0].device) for mask in masks]).any(0)
+    return kinks if bound.subspace(name) is None else kinks.any().expand(len(kinks))
 
 
 def write_means(
@@ -315,17 +373,12 @@ def read_rows(
             values = values - strength * known.rows(name, part).to(values)
     active = name in bound.columns.active
     design = bound.columns.rows(name, part) if active and columns else empty.to(values)
-    families, space = bound.families_on(name), bound.subspace(name)
-    masks = [mask for f in families if (mask := f.kinks(name, part)) is not None]
-    kinks = torch.stack([mask.to(masks[0].device) for mask in masks]).any(0) if masks else None
-    if space is not None:
+    if (space := bound.subspace(name)) is not None:
         design, values = space.project(design), space.project(values)
-        kinks = None if kinks is None else kinks.any().expand(len(kinks))
     if name in bound.weights:
-        weight = bound.weights[name].flatten()
-        weight = (weight if len(weight) == 1 else weight[part])[:, None]
+        weight = bound.weight_of(name, part)
         design, values = design * weight.to(design), values * weight.to(values)
-    return design, values, kinks
+    return design, values, kinks_on(bound, name, part)
 
 
 def count_left_out(bound: BoundCandidates, name: str, kinks: Tensor | None) -> int:

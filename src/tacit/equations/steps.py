@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from tacit.equations.equations import Equations, PointFacts
+from tacit.equations.equations import Equations
 from tacit.equations.flow import (
     Flow,
     Metric,
@@ -22,6 +22,7 @@ from tacit.equations.flow import (
     is_one_step,
 )
 from tacit.equations.rows import ScaledByTime, check_candidates, check_known
+from tacit.equations.sources import PointFacts
 from tacit.equations.target import Setting, Target, TargetPoint, write_equations
 from tacit.equations.trajectory import Trajectory, check_like, check_trajectory
 from tacit.errors import InputError, check_type

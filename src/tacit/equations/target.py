@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from tacit.equations.alternatives import leave_unexplained, other_families, write_alternatives
-from tacit.equations.equations import Block, Equations, PointFacts, Source, stack
+from tacit.equations.equations import Block, Equations, stack
 from tacit.equations.near_zero import find_near_zero
 from tacit.equations.points import Setting, TargetPoint
 from tacit.equations.rows import (
@@ -23,6 +23,7 @@ from tacit.equations.rows import (
     write_blocks,
     write_means,
 )
+from tacit.equations.sources import PointFacts, Source
 from tacit.equations.target_files import load_target, save_target
 from tacit.equations.trajectory import GROUPS
 from tacit.errors import InputError

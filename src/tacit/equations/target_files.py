@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tacit.equations.equations import PointFacts
 from tacit.equations.files import TARGET, read_file, write_file
 from tacit.equations.points import MODES, Setting, TargetPoint
+from tacit.equations.sources import PointFacts
 from tacit.errors import InputError
 from tacit.objective.params import Params, Point
 from tacit.objective.scale import Scale

@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 
 from tacit.equations.equations import Equations
+from tacit.equations.noise import noise_in_columns
 from tacit.fitting.chance import chances, chances_among
+from tacit.fitting.column_noise import noise_by_label
 from tacit.fitting.error_bars import factors_by_label
 from tacit.fitting.shares import products_of_points
 from tacit.fitting.solving import System
@@ -32,6 +34,10 @@ CLEARLY_EXPLAINED = 0.95
 """Explained fraction above which even a small target is a signal: rounding follows no column."""
 MAX_NOISE, NOISY = 0.5, 0.15
 """Noise as a part of ‖target‖²: above MAX_NOISE there is no signal, above NOISY it is noisy."""
+COLUMN_NOISE = 0.6
+"""Noise as a part of a column's square, beside the other columns: above, it is mostly noise."""
+FEWEST_GROUPS = 4
+"""Groups of probes below which they do not measure their noise."""
 UNSETTLED = 0.5
 """Relative change of a gradient within an epoch above which the weights are not settled."""
 IGNORED = 0.01
@@ -86,6 +92,8 @@ class Evidence:
     """Combinations of unit columns that nearly cancel, and matter for this residual."""
     chances: dict[int, float]
     """The probability that a random direction adds as much as a column, without matrices."""
+    column_noise: dict[int, float]
+    """Part of the square of a column from random probes, beside the others, that is noise."""
 
 
 def gather_evidence(
@@ -135,6 +143,7 @@ def gather_evidence(
         dependent=dependent,
         nearly_dependent=nearly_dependent,
         chances=by_column,
+        column_noise=_column_noise(equations),
     )
 
 
@@ -145,6 +154,14 @@ def _noise(targets: Tensor) -> float:
         return 0.0
     spread = (targets - target[:, None]).square().sum() / (groups * (groups - 1))
     return float(spread / target.square().sum())
+
+
+def _column_noise(equations: Equations) -> dict[int, float]:
+    """The noise of columns from random probes, by index."""
+    scatter = equations.scatter()
+    if scatter is None:
+        return {}
+    return noise_in_columns(equations.noisy_factor(), len(equations.names), scatter)
 
 
 def _residuals(equations: Equations, strengths: Tensor) -> Tensor:
@@ -160,11 +177,15 @@ def _residuals(equations: Equations, strengths: Tensor) -> Tensor:
             if products is not None:
                 squares[[*columns]] += residual @ products @ residual
         return squares.clamp_min(0).sqrt()
-    parts = factors_by_label(equations, [(b.layer, b.columns) for b in equations.blocks])
-    for (_, columns), factor in parts.items():
-        residual = factor[:, -1] - factor[:, :-1] @ strengths
-        squares[list(columns)] += residual.square().sum()
-    return squares.sqrt()
+    labels = [(b.layer, b.columns) for b in equations.blocks]
+    parts, noise = factors_by_label(equations, labels), noise_by_label(equations, labels)
+    for index, ((_, columns), factor) in enumerate(parts.items()):
+        square = (factor[:, -1] - factor[:, :-1] @ strengths).square().sum()
+        if noise is not None:  # of the columns
+            noisy = strengths[list(noise.noisy)]
+            square = square - noisy @ noise.noises[index] @ noisy
+        squares[list(columns)] += square
+    return squares.clamp_min(0).sqrt()
 
 
 def _collapsed_pairs(system: System, kinds: list[str]) -> list[tuple[int, int]]:

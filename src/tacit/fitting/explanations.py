@@ -10,6 +10,8 @@ from torch import Tensor
 
 from tacit.equations.alternatives import BIASES, WEIGHTS
 from tacit.equations.equations import Equations
+from tacit.equations.noise import correct_factor
+from tacit.fitting.column_noise import block_noise
 from tacit.fitting.evidence import SAME_STEP, WELL_EXPLAINED, Evidence
 from tacit.fitting.lack_of_fit import alternatives_of, clearest_addition, group_of, on_weights
 from tacit.fitting.solving import System, between_groups, explained
@@ -183,4 +185,15 @@ def _factor(others: Equations, alternative: Alternative) -> Tensor:
         ]
         targets = block.factor[:, len(others.names) :]
         rows.append(torch.cat([torch.stack(design, dim=1), targets], dim=1))
-    return torch.cat(rows)
+    factor, by_block = torch.cat(rows), block_noise(others)
+    if by_block is None:
+        return factor
+    chosen = [(i, c, layers) for i, (c, layers) in enumerate(alternative.columns)]
+    noisy = [(i, by_block.noisy.index(c), ls) for i, c, ls in chosen if c in by_block.noisy]
+    if not noisy:
+        return factor
+    places, total = [place for _, place, _ in noisy], torch.zeros(len(noisy), len(noisy))
+    for block, noise in zip(others.blocks, by_block.noises, strict=True):
+        covered = torch.tensor([float(block.layer in layers) for _, _, layers in noisy])
+        total = total + noise[places][:, places] * covered * covered[:, None]
+    return correct_factor(factor, len(alternative.columns), [i for i, _, _ in noisy], total)

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tacit.equations.equations import SMALLEST, Equations, Source
+from tacit.equations.equations import SMALLEST, Equations
+from tacit.equations.sources import Source
 from tacit.errors import InputError, Problem, ProblemKind
 from tacit.fitting.error_bars import KINDS, ErrorBars, error_bars_from
 from tacit.fitting.evidence import MIN_EXPLAINED, gather_evidence

@@ -5,7 +5,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from tacit.equations.difference import difference_target
-from tacit.equations.equations import Equations, Source
+from tacit.equations.equations import Equations
+from tacit.equations.sources import Source
 from tacit.equations.target import origin_of, write_equations
 from tacit.errors import InputError
 

@@ -1,6 +1,6 @@
 """Whether a residual is more than noise and rounding."""
 
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import replace
 from functools import cache
 from typing import NamedTuple
@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from tacit.equations.alternatives import WEIGHTS
 from tacit.equations.equations import Block, Equations, triangular_factor
+from tacit.fitting.column_noise import PartNoise, noise_by_label, residuals_of_groups
 from tacit.fitting.error_bars import SHARED, factors_by_label, jackknife
 from tacit.fitting.evidence import LACK_OF_FIT, WELL_EXPLAINED, Evidence
 from tacit.fitting.solving import System, explained
@@ -19,6 +20,9 @@ ROUNDING = 3.0
 """Residuals below this many times the rounding level are rounding."""
 FEWEST_SIGNS, MOST_SIGNS = 8, 12
 """Groups whose signs are changed in all ways: with fewer, no probability is as small as 1 %."""
+SKEW = 1.1
+"""Factor by which a squared sum of residuals must exceed others where columns are from probes,
+because their noise is not symmetric."""
 GROUPS = 8
 """Groups of successive steps of a trajectory whose strengths are compared."""
 MOST_LAYERS = 256
@@ -35,32 +39,32 @@ def lacks_fit(e: Evidence) -> bool:
         return False
     if e.residual_ratio * e.target_norm <= ROUNDING * e.equations.floor:
         return False
-    if e.equations.targets > 1:
+    if e.equations.targets > 1 or (e.column_noise and group_of(e.equations) is None):
         return chance_of_residual(e) < LACK_OF_FIT
     return group_of(e.equations) is None or clearest_addition(e) is not None
 
 
 def chance_of_residual(e: Evidence) -> float:
-    """The probability of so large a mean residual, if it were only noise of the groups of draws.
+    """The probability of so large a mean residual, if it were only noise of groups.
 
-    With r_g the residual of group g, ‖Σ ±r_g‖² has the same distribution for all signs if noise is
-    symmetric, however its entries depend on each other: the probability is the part of all signs
-    for which it is at least ‖Σ r_g‖². With fewer than 8 groups, which have too few signs, it is
-    that of ‖r̄‖² over its noise in F(1, G−1): exact if noise has one dimension, and too large
-    otherwise.
+    Groups are those of draws, or of the probes of columns. With r_g the residual of group g,
+    ‖Σ ±r_g‖² has the same distribution for all signs if noise is symmetric, however its entries
+    depend on each other: the probability is the part of all signs for which it is at least
+    ‖Σ r_g‖². With fewer than 8 groups, which have too few signs, it is that of ‖r̄‖² over its noise
+    in F(1, G−1): exact if noise has one dimension, and too large otherwise.
     """
-    residuals = _residuals_by_group(e)
-    groups = residuals.shape[1]
+    gram = _products_of_residuals(e)
+    groups = len(gram)
     if groups < FEWEST_SIGNS:
         from scipy.special import fdtrc
 
-        mean = residuals.mean(1)
-        noise = (residuals - mean[:, None]).square().sum() / (groups * (groups - 1))
-        return float(fdtrc(1, groups - 1, float(mean.square().sum() / noise))) if noise else 0.0
-    gram = residuals.T @ residuals
+        mean = gram.mean()
+        noise = (gram.diagonal().sum() - groups * mean) / (groups * (groups - 1))
+        return float(fdtrc(1, groups - 1, float(mean / noise))) if noise > 0 else 0.0
     signs = _signs(groups).to(gram)
     sums = ((signs @ gram) * signs).sum(1)
-    return float((sums >= gram.sum() * (1 - 1e-9)).double().mean())
+    least = gram.sum() / SKEW if e.column_noise else gram.sum() * (1 - 1e-9)
+    return float((sums >= least).double().mean())
 
 
 @cache
@@ -74,6 +78,15 @@ def _signs(groups: int) -> Tensor:
         signs = numbers[:, None] >> torch.arange(groups) & 1
     signs[0] = 0
     return 1.0 - 2.0 * signs
+
+
+def _products_of_residuals(e: Evidence) -> Tensor:
+    """Inner products of the residuals of groups of draws, of probes, or of both in pairs."""
+    scatter = e.equations.scatter()
+    if scatter is not None:
+        return residuals_of_groups(e.equations, scatter, e.strengths)
+    residuals = _residuals_by_group(e)
+    return residuals.T @ residuals
 
 
 def _residuals_by_group(e: Evidence) -> Tensor:
@@ -93,6 +106,8 @@ class Addition(NamedTuple):
     after: str
     factors: Tensor
     """[candidates | column | target] of every group of equations."""
+    noise: PartNoise | None
+    """Of columns from random probes."""
 
 
 def clearest_addition(e: Evidence) -> str | None:
@@ -109,14 +124,15 @@ def clearest_addition(e: Evidence) -> str | None:
         return None
     added = [*_other_families(e, group), *_other_layers(e, group)]
     best, least = None, LACK_OF_FIT / max(len(added), 1)
-    for said_before, said_after, factors in added:
-        whole = factors.flatten(0, 1)
+    for said_before, said_after, factors, noise in added:
+        whole = triangular_factor(factors.flatten(0, 1))
+        whole = whole if noise is None else noise.whole.correct([whole])[0]
         design, target = whole[:, :-1], whole[:, -1:]
         strengths = System(design).solve(target)
         part = explained(design, strengths, target)
         before = explained(design[:, :-1], System(design[:, :-1]).solve(target), target)
         names = [str(i) for i in range(design.shape[1])]
-        bars = jackknife(factors, names, kind="training", basis="")
+        bars = jackknife(factors, names, kind="training", basis="", noise=noise)
         if bars is None or part - before <= (1 - WELL_EXPLAINED) * part:
             continue
         shared = SHARED * len(factors) if e.equations.sources[0].epoch else 0.0
@@ -148,7 +164,8 @@ def _other_families(e: Evidence, group: Callable[[Block], int]) -> Iterator[Addi
     others, count = alternatives_of(e.equations), len(e.equations.names)
     if others is None:
         return
-    parts = factors_by_label(others, [(group(b), b.layer) for b in others.blocks])
+    labels = [(group(b), b.layer) for b in others.blocks]
+    parts, noise = factors_by_label(others, labels), noise_by_label(others, labels)
     kinds = {kind for _, kind in parts}
     for column, call in list(enumerate(others.names))[count:]:
         scopes = {call: kinds}
@@ -156,7 +173,8 @@ def _other_families(e: Evidence, group: Callable[[Block], int]) -> Iterator[Addi
             scopes[on_weights(call)] = {WEIGHTS}
         for text, covered in scopes.items():
             factors = _add_column(parts, column, covered, count)
-            yield Addition(f"Beside them, {text} has the strength", " from zero.", factors)
+            added = _add_noise(parts, noise, column, covered, count)
+            yield Addition(f"Beside them, {text} has the strength", " from zero.", factors, added)
 
 
 def _other_layers(e: Evidence, group: Callable[[Block], int]) -> Iterator[Addition]:
@@ -164,12 +182,14 @@ def _other_layers(e: Evidence, group: Callable[[Block], int]) -> Iterator[Additi
     names, layers = e.equations.names, e.equations.layers
     if not 1 < len(layers) * len(names) <= MOST_LAYERS:
         return
-    parts = factors_by_label(e.equations, [(group(b), b.layer) for b in e.equations.blocks])
+    labels = [(group(b), b.layer) for b in e.equations.blocks]
+    parts, noise = factors_by_label(e.equations, labels), noise_by_label(e.equations, labels)
     for layer in layers if len(layers) > 1 else ():
         for column, name in enumerate(names):
             text = f"The strength of {name} in layer {layer} differs from that in others by"
             factors = _add_column(parts, column, {layer}, len(names))
-            yield Addition(text, ": try layerwise.", factors)
+            added = _add_noise(parts, noise, column, {layer}, len(names))
+            yield Addition(text, ": try layerwise.", factors, added)
 
 
 def _add_column(
@@ -184,6 +204,29 @@ def _add_column(
     factors = [triangular_factor(torch.cat(rows)) for rows in groups.values()]
     height = max(map(len, factors))
     return torch.stack([F.pad(factor, (0, 0, 0, height - len(factor))) for factor in factors])
+
+
+def _add_noise(
+    parts: Iterable[tuple[int, str]],
+    noise: PartNoise | None,
+    column: int,
+    covered: Container[str],
+    count: int,
+) -> PartNoise | None:
+    """The noise of [candidates | column on the covered parts] of every group."""
+    if noise is None:
+        return None
+    inside = outside = torch.eye(len(noise.noisy), dtype=torch.float64)
+    noisy = noise.noisy
+    if column in noisy:
+        added = inside[:, noisy.index(column), None]
+        inside, outside = torch.cat([inside, added], 1), torch.cat([outside, 0 * added], 1)
+        noisy = (*noisy, count)
+    groups: dict[int, Tensor] = {}
+    for (group, part), matrix in zip(parts, noise.noises, strict=True):
+        chosen = inside if part in covered else outside
+        groups[group] = groups.get(group, 0) + chosen.T @ matrix @ chosen
+    return PartNoise(noisy, torch.stack(list(groups.values())))
 
 
 def alternatives_of(equations: Equations) -> Equations | None:

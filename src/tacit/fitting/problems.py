@@ -174,6 +174,28 @@ def sampling_noise(_: Evidence) -> Iterator[Finding]:
 
 
 @row(
+    ProblemKind.NOISY,
+    "{noise:.0%} of the squared gradient of {shown}{beside} is noise of its random probes, by "
+    "{groups} groups of them: its strength may be far too large or too small.",
+    "Pass more probes, as in hessian_trace(objective, probes=128): the noise falls as one over "
+    "their number. Columns that are exact, or less collinear with the others, help too.",
+)
+def _noisy_column(e: Evidence) -> Iterator[Finding]:
+    """A column is from random probes, and more than {COLUMN_NOISE:.0%} of its square is noise.
+
+    The square is that of the part which is orthogonal to the other columns. Or there are fewer than
+    {FEWEST_GROUPS} probes, which do not measure their noise.
+    """
+    beside = " beside the others" if len(e.system.nonzero) > 1 else ""
+    scatter = e.equations.scatter()
+    groups = 0 if scatter is None else scatter.groups
+    for column, noise in e.column_noise.items():
+        if noise > evidence.COLUMN_NOISE or groups < evidence.FEWEST_GROUPS:
+            numbers = {"noise": min(noise, 1.0), "beside": beside, "groups": groups}
+            yield _names(e, [column]), numbers
+
+
+@row(
     ProblemKind.OBJECTIVE,
     "The loss does not depend on {part:.0%} of the examples or tokens, but the mean counts them: "
     "padding was counted as data, and the strengths are too small by as much.",
@@ -512,6 +534,8 @@ def _faint(e: Evidence) -> Iterator[Finding]:
     """
     residual = e.residual_ratio >= evidence.NEGLIGIBLE
     if len(e.system.nonzero) < 2 or e.explained < evidence.MIN_EXPLAINED or not residual:
+        return
+    if e.column_noise and not lacks_fit(e):  # the residual is noise, which has error bars
         return
     unique = e.contributions / e.system.inflation.sqrt()
     faint = (unique < e.residuals) & (unique > 0) & ~e.in_matrix

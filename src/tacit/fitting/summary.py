@@ -12,7 +12,7 @@ from tacit.fitting.halving import scaled_strengths
 from tacit.objective.params import shorten
 
 if TYPE_CHECKING:
-    from tacit.equations.equations import Source
+    from tacit.equations.sources import Source
     from tacit.fitting.fits import Fit
 
 WIDTH = 88

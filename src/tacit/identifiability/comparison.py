@@ -13,6 +13,7 @@ from torch import Tensor
 
 from tacit.equations.equations import Block, Equations, running_factors
 from tacit.errors import InputError, check_choice
+from tacit.fitting.column_noise import PartNoise, noise_by_label
 from tacit.fitting.fits import Fit
 from tacit.fitting.shares import columns_of, equations_of
 from tacit.fitting.solving import System, between_groups, explained
@@ -142,17 +143,24 @@ def compare(
     # The factor of all clusters but one, from running factors of both ends: linear in the clusters.
     before, after = running_factors(factors), running_factors(factors[::-1])[::-1]
     without = [torch.cat(both) for both in zip(before, after, strict=True)]
+    noise = noise_by_label(equations, _cluster_labels(equations, held_out), skip_empty=False)
+    if noise is not None:
+        without = list(noise.without_one.correct(without, equations.targets))
     names, fitted, square_residuals = {}, {}, {}
     for model, regularizers in models.items():
         columns = list(columns_of(equations, regularizers, what=f"model {model!r}"))
         strengths = _strengths(whole, columns, count, nonnegative)
-        residuals = [
-            factor[:, count:] - factor[:, columns] @ _strengths(others, columns, count, nonnegative)
-            for factor, others in zip(factors, without, strict=True)
+        from_others = [_strengths(others, columns, count, nonnegative) for others in without]
+        squares = [
+            between_groups(residual, residual)
+            for factor, found in zip(factors, from_others, strict=True)
+            for residual in [factor[:, count:] - factor[:, columns] @ found]
         ]
+        if noise is not None:
+            squares = _without_noise(squares, noise, columns, from_others)
         names[str(model)] = tuple(equations.names[c] for c in columns)
         fitted[str(model)] = explained(whole[:, columns], strengths, whole[:, count:])
-        square_residuals[str(model)] = tuple(between_groups(r, r) for r in residuals)
+        square_residuals[str(model)] = tuple(squares)
     norms = tuple(between_groups(factor[:, count:], factor[:, count:]) for factor in factors)
     return Comparison(held_out, tuple(clusters), names, fitted, norms, square_residuals)
 
@@ -162,14 +170,34 @@ def _strengths(factor: Tensor, columns: list[int], count: int, nonnegative: bool
     return (system.solve_nonnegative if nonnegative else system.solve)(factor[:, count:])
 
 
+def _without_noise(
+    squares: Sequence[float], noise: PartNoise, columns: list[int], strengths: Sequence[Tensor]
+) -> list[float]:
+    """Squared residuals of clusters, less what noise of columns from random probes adds to them."""
+    chosen = [i for i, column in enumerate(noise.noisy) if column in columns]
+    places = [columns.index(noise.noisy[i]) for i in chosen]
+    return [
+        square - between_groups(found[places], matrix[chosen][:, chosen] @ found[places])
+        for square, matrix, found in zip(squares, noise.noises, strengths, strict=True)
+    ]
+
+
+def _cluster_labels(equations: Equations, held_out: str) -> list[str]:
+    """The cluster of every block."""
+    several_sources = len(equations.sources) > 1
+
+    def label(block: Block) -> str:
+        step = f"{block.source}.{block.step}" if several_sources else str(block.step)
+        return {"layers": block.layer, "endpoints": str(block.source), "steps": step}[held_out]
+
+    return [label(block) for block in equations.blocks]
+
+
 def _cluster_factors(equations: Equations, held_out: str) -> dict[str, Tensor]:
     """The triangular factor of each cluster, by label."""
     check_choice("held_out", held_out, get_args(ClusterKind))
     blocks: dict[str, list[Block]] = {}
-    several_sources = len(equations.sources) > 1
-    for block in equations.blocks:
-        step = f"{block.source}.{block.step}" if several_sources else str(block.step)
-        label = {"layers": block.layer, "endpoints": str(block.source), "steps": step}[held_out]
+    for label, block in zip(_cluster_labels(equations, held_out), equations.blocks, strict=True):
         blocks.setdefault(label, []).append(block)
     if len(blocks) < 2:
         remedies = {
@@ -181,9 +209,8 @@ def _cluster_factors(equations: Equations, held_out: str) -> dict[str, Tensor]:
             f"{held_out} cannot be held out, as there is only one ({next(iter(blocks))}): "
             f"{remedies[held_out]}."
         )
-    return {
-        label: replace(equations, blocks=tuple(part)).factor() for label, part in blocks.items()
-    }
+    parts = {label: replace(equations, blocks=tuple(part)) for label, part in blocks.items()}
+    return {label: part.noisy_factor() for label, part in parts.items()}
 
 
 def _fraction(square_residual: float, square_norm: float) -> float:

@@ -10,6 +10,7 @@ from torch import nn
 
 from tacit.errors import InputError, check_whole
 from tacit.objective.batches import BatchPair, needs_batch_size, open_batches
+from tacit.objective.compared import ComparedDerivatives
 from tacit.objective.losses import (
     BatchMean,
     ChangedBatches,
@@ -167,7 +168,7 @@ def _derive(objective: Objective, passes: Passes, label: str) -> Objective:
     derived = copy(objective)
     derived._passes, derived.base = passes, objective
     derived.scale = derived.at_scale = None
-    derived._products_checked = False
+    derived.compared = ComparedDerivatives(passes, objective._probe)
     derived.loss_name = f"{objective.loss_name} with {label}" if label else objective.loss_name
     return derived
 

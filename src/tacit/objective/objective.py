@@ -3,15 +3,16 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Self, TypedDict, Unpack
+from typing import Any, Self, Unpack
 
 import torch
 from torch import Tensor, nn
 
-from tacit.errors import InputError, check_choice, check_type, check_whole
+from tacit.errors import InputError, check_type, check_whole
 from tacit.objective import derivatives, per_example
 from tacit.objective.batches import needs_batch_size, open_batches, tensors_in
 from tacit.objective.checks import check_probe, check_statistics
+from tacit.objective.compared import ComparedDerivatives
 from tacit.objective.losses import (
     BatchLoss,
     Count,
@@ -30,12 +31,12 @@ from tacit.objective.models import (
     running_statistics,
     trainable,
 )
+from tacit.objective.options import ObjectiveOptions, check_draws, check_options
 from tacit.objective.params import (
     Params,
     check_params,
     norm,
     perturb_last_digit,
-    shorten,
 )
 from tacit.objective.passes import Derivative, Passes, PassResult, move_by
 from tacit.objective.per_example import DirectionalDerivatives
@@ -43,6 +44,7 @@ from tacit.objective.randomness import seed_reading, takes_noise
 from tacit.objective.rereading import check_rereadable, keeps_order
 from tacit.objective.scale import Scale
 from tacit.objective.survey import Facts, Survey
+from tacit.objective.third_order import curvatures, sum_of_gradients
 
 BATCH_SIZE = 1024
 """Rows of data in tensors that go through the model at once, unless batch_size= is passed."""
@@ -50,17 +52,6 @@ BATCH_SIZE = 1024
 
 Shift = Callable[[Params], Params]
 """shift(params): by how much to move the parameters, in float64."""
-
-
-class ObjectiveOptions(TypedDict, total=False):
-    """The options of an `Objective`, which describes them."""
-
-    weights: Tensor | None
-    batch_size: int
-    training: bool
-    draws: int
-    seed: int
-    batch_norm: BatchNorm | None
 
 
 class Objective:
@@ -150,14 +141,15 @@ class Objective:
         """Whether draws differ in which examples share a batch."""
         self.random: bool = training or self.regroups
         """Whether draws differ: in dropout and the like, or in which examples share a batch."""
-        _check_draws(draws, fixed=grouped and not self.random)
+        check_draws(draws, fixed=grouped and not self.random)
         self._passes = passes if self.random else replace(passes, draws=1)
         self._probe = check_probe(self._passes, self.point())
         if batch_norm != "running":
             check_statistics(self._passes, self.point(), self._probe[0])
         self._count: int | None = None
         self._facts = Facts()
-        self._products_checked = False
+        self.compared: ComparedDerivatives = ComparedDerivatives(self._passes, self._probe)
+        """Its higher derivatives, compared with finite differences."""
         self._checked_passes = self._passes  # those without a technique
         self._shift: Shift | None = None
         self.scale: Scale | None = None
@@ -194,7 +186,7 @@ class Objective:
         check_type("interacting", interacting, bool, "True or False")
         whole = WholeBatches(LossPerBatch(batch_loss))
         loss = whole if interacting else ExampleLosses(batch_loss)
-        return cls(model, loss, data, **_check_options("from_batch_loss", options))
+        return cls(model, loss, data, **check_options("from_batch_loss", options))
 
     @classmethod
     def from_mean_loss(
@@ -218,7 +210,7 @@ class Objective:
         needed = "a function of a batch, the number of examples or tokens that its mean is over"
         check_type("count", count, Callable, needed)
         reader = WholeBatches(LossPerBatch(batch_mean, count), interacting=False)
-        return cls(model, reader, data, **_check_options("from_mean_loss", options))
+        return cls(model, reader, data, **check_options("from_mean_loss", options))
 
     @property
     def unit(self) -> str:
@@ -284,10 +276,35 @@ class Objective:
         point = self.point(params)
         vector = check_params(direction, point, what="direction")
         with derivatives.math_attention():
-            self.check_products(point)
+            self.compared.check_products(point)
             return self._run(
                 point, lambda mean, leaves: derivatives.hessian_product(mean, leaves, vector)
             ).derivative
+
+    @torch.inference_mode(mode=False)
+    def curvature(self, directions: Sequence[Params], params: Params | None = None) -> float:
+        """Σ_v vᵀH(θ)v over directions v, in one pass."""
+        self._check_unshifted()
+        point = self.point(params)
+        with derivatives.math_attention():
+            self.compared.check_products(point)
+            entries = self._run(point, partial(curvatures, directions=directions)).derivative
+        return float(sum(e.sum() for e in entries.values()))
+
+    @torch.inference_mode(mode=False)
+    def curvature_gradient(
+        self, directions: Sequence[Params], params: Params | None = None
+    ) -> Params:
+        """Σ_v ∇(vᵀH(θ)v) over directions v, in float64: third derivatives of L, in one pass.
+
+        Where torch's are wrong (layer norm), four passes per direction; see `third_order`.
+        """
+        self._check_unshifted()
+        point = self.point(params)
+        with derivatives.math_attention():
+            self.compared.check_products(point)
+            wrong = self.compared.wrong_thirds(point)
+            return sum_of_gradients(self._run, point, directions, wrong)
 
     def directional_derivatives(
         self,
@@ -447,39 +464,6 @@ class Objective:
         self._count = result.examples
         return result
 
-    def check_products(self, point: Params) -> None:
-        """Refuse a model through which double backward is wrong."""
-        if self._products_checked:
-            return
-        gradient = partial(self._passes.batch_gradient, pair=self._probe)
-
-        def product(params: Params, direction: Params) -> Sequence[Tensor | None]:
-            along = partial(derivatives.hessian_product, direction=direction)
-            return gradient(params, derivative=along)
-
-        if layers := derivatives.wrong_product(gradient, product, point):
-            raise InputError(
-                f"second derivatives of the loss are wrong in {shorten(layers)}: a Hessian product "
-                "is not the finite difference of the gradient. The layer calls a function that "
-                "cannot be differentiated twice: write its backward pass in torch operations "
-                "that autograd can follow, without .detach() or .data, or leave out what needs "
-                "second derivatives."
-            )
-        self._products_checked = True
-
-    def wrong_gradient(self, point: Params, names: Sequence[str]) -> tuple[str, ...]:
-        """The layers in which ∇L is not the finite difference of L, on a few examples."""
-        passes = self._passes
-
-        def value(params: Params) -> Tensor:
-            with passes.prepared(training=passes.training), torch.enable_grad():
-                pair = passes.to_model(self._probe)
-                return passes.call(
-                    params, lambda model, noise: passes.loss.mean(model, pair, noise).mean, draw=0
-                )
-
-        return derivatives.wrong_gradient(value, point, names)
-
     def _check_unshifted(self) -> None:
         if self._shift is not None:
             raise InputError(
@@ -496,16 +480,6 @@ class Objective:
             )
 
 
-def _check_draws(draws: int, *, fixed: bool) -> None:
-    """Refuse several draws of what does not change between them."""
-    if draws > 1 and fixed:
-        raise InputError(
-            f"draws={draws}, but every pass over the data has the same batches: pass tensors with "
-            "batch_size=, or a DataLoader with shuffle=True, whose examples a draw can regroup; or "
-            "draws=1."
-        )
-
-
 def check_objective(objective: Objective, *, what: str = "an objective") -> Objective:
     """The objective itself; anything else is refused."""
     if not isinstance(objective, Objective):
@@ -513,9 +487,3 @@ def check_objective(objective: Objective, *, what: str = "an objective") -> Obje
             f"{what} is a {type(objective).__name__}: pass tacit.Objective(model, loss, data)."
         )
     return objective
-
-
-def _check_options(constructor: str, options: ObjectiveOptions) -> ObjectiveOptions:
-    for name in options:
-        check_choice(f"an option of {constructor}", name, ObjectiveOptions.__annotations__)
-    return options

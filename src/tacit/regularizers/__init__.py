@@ -14,6 +14,7 @@ from tacit.regularizers.family import (
     layerwise,
     separable,
 )
+from tacit.regularizers.hessian import hessian_trace
 from tacit.regularizers.input_derivatives import input_jacobian, input_laplacian
 from tacit.regularizers.loss_gradients import gradient_l1, gradient_norm, gradient_variance
 from tacit.regularizers.matrices import (
@@ -44,6 +45,7 @@ __all__ = [
     "gradient_norm",
     "gradient_variance",
     "group_l2",
+    "hessian_trace",
     "hypentropy",
     "input_jacobian",
     "input_laplacian",

@@ -84,7 +84,7 @@ def mean_penalty(
         nonlocal checked
         point, names = penalties.point(params), in_scope(params)
         with derivatives.math_attention():  # it may take derivatives itself
-            if not checked and (layers := penalties.wrong_gradient(point, names)):
+            if not checked and (layers := penalties.compared.wrong_gradient(point, names)):
                 raise InputError(
                     f"autograd's gradient of {name} is wrong in {shorten(layers)}: it is not the "
                     "finite difference of its value. Either its loss holds a part constant "

@@ -66,6 +66,10 @@ class Columns:
             differentiable on the whole tensor.
         subspace: subspace(tensor_name) returns the directions in which R is differentiable where
             they are not single entries (nuclear norm of a matrix of low rank), or None.
+        noisy: indices of the columns that are random: means over independent groups of probes.
+        groups: the number of these groups; 0 where no column is noisy.
+        deviations: deviations(tensor_name, part) returns each group's column minus the mean, for
+            the active noisy columns, in float64, with shape (rows, groups, active noisy columns).
     """
 
     names: tuple[str, ...]
@@ -73,10 +77,21 @@ class Columns:
     rows: Callable[[str, slice], Tensor]
     kinks: Callable[[str, slice], Tensor | None] = lambda tensor_name, part: None
     subspace: Callable[[str], Subspace | None] = lambda tensor_name: None
+    noisy: tuple[int, ...] = ()
+    groups: int = 0
+    deviations: Callable[[str, slice], Tensor] = lambda tensor_name, part: torch.zeros(0, 0, 0)
+
+    def noisy_on(self, tensor_name: str) -> list[int]:
+        """The noisy columns that are not zero on a tensor, in the order of `deviations`."""
+        return [c for c in self.active.get(tensor_name, ()) if c in self.noisy]
 
     def scaled(self, factor: float) -> "Columns":
         """The columns times a number."""
-        return replace(self, rows=lambda tensor_name, part: factor * self.rows(tensor_name, part))
+        return replace(
+            self,
+            rows=lambda tensor_name, part: factor * self.rows(tensor_name, part),
+            deviations=lambda tensor_name, part: factor * self.deviations(tensor_name, part),
+        )
 
 
 class TensorGradient(NamedTuple):
@@ -189,11 +204,19 @@ def join_columns(families: Sequence[Columns]) -> Columns:
     """The columns of several families side by side."""
     names: tuple[str, ...] = ()
     active: dict[str, tuple[int, ...]] = {}
+    noisy: tuple[int, ...] = ()
     for family in families:
         for tensor_name, columns in family.active.items():
             joined = (len(names) + column for column in columns)
             active[tensor_name] = (*active.get(tensor_name, ()), *joined)
+        noisy += tuple(len(names) + column for column in family.noisy)
         names += family.names
+    groups = {family.groups for family in families if family.noisy}
+    if len(groups) > 1:
+        raise InputError(
+            f"columns have {' and '.join(map(str, sorted(groups)))} groups of probes: give all "
+            "of them the same probes=, because their noise is compared group by group."
+        )
 
     def rows(tensor_name: str, part: slice) -> Tensor:
         blocks = [f.rows(tensor_name, part) for f in families if tensor_name in f.active]
@@ -207,11 +230,21 @@ def join_columns(families: Sequence[Columns]) -> Columns:
     def subspace(tensor_name: str) -> Subspace | None:
         return smallest_subspace([f for f in families if tensor_name in f.active], tensor_name)
 
-    return Columns(names, active, rows, kinks, subspace)
+    def deviations(tensor_name: str, part: slice) -> Tensor:
+        parts = [f.deviations(tensor_name, part) for f in families if f.noisy_on(tensor_name)]
+        return torch.cat(parts, dim=2)
+
+    largest = max(groups, default=0)
+    return Columns(names, active, rows, kinks, subspace, noisy, largest, deviations)
 
 
 def difference_of(end: Columns, start: Columns) -> Columns:
     """The columns of one family at one point minus those at another."""
+    if end.noisy:
+        raise InputError(
+            f"the columns of {shorten(end.names)} are from random probes, whose noise would differ "
+            "between the two points of a path: make them exact."
+        )
     if end.names != start.names or end.active != start.active:
         raise InputError(
             f"{shorten(end.names)} cannot be subtracted from itself at the first point: it has "
