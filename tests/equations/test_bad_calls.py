@@ -222,17 +222,11 @@ def record(optimizer=None):
     return tacit.record(MODEL, optimizer)
 
 
-def step_with_two_rates():
-    first, *others = MODEL.parameters()
-    groups = [{"params": [first], "lr": 0.1}, {"params": others, "lr": 0.2}]
-    return record(torch.optim.SGD(groups)).step()
-
-
 RECORDINGS = {
-    "an optimizer that rescales gradients": (
-        lambda: record(torch.optim.Adam([X])),
-        ["Adam", "rescales"],
-        "Train with SGD",
+    "an optimizer with steps of its own": (
+        lambda: record(torch.optim.RMSprop([X])),
+        ["RMSprop", "step of its own"],
+        "torch's SGD, Adam or AdamW",
     ),
     "the name of an optimizer": (
         lambda: record("sgd"),
@@ -243,11 +237,6 @@ RECORDINGS = {
         lambda: record(torch.optim.SGD([MODEL[0].weight], lr=0.1)),
         ["does not train '0.bias' and 2 others"],
         "requires_grad=False",
-    ),
-    "two learning rates": (
-        step_with_two_rates,
-        ["[0.1, 0.2]"],
-        "average_epochs",
     ),
     "parameters instead of a model": (
         lambda: tacit.record(PARAMS),

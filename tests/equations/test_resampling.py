@@ -9,8 +9,8 @@ from torch import nn
 from torch.nn import functional as F
 
 import tacit
-from tacit import reference, theory
-from tacit.equations.resampling import bootstrap
+from tacit import InputError, reference, theory
+from tacit.equations.resampling import bootstrap, less_collinear
 
 STEP, STEPS = 0.05, 40
 
@@ -281,3 +281,84 @@ def test_nothing_is_trained_when_the_objective_is_refused():
             replicates=1,
         )
     assert not train.calls
+
+
+def test_candidates_that_depend_on_data_follow_the_resamples():
+    """Training minimises L + 0.3·R, R a penalty of its own data: exact from every resample."""
+    X, y = random_data(3, count=30, inputs=3)
+    model = torch.nn.Linear(3, 1, bias=False).double()
+
+    def penalty(model, batch):
+        return (model(batch[0]).square().sum(1)) * batch[0][:, 0].square()
+
+    def train(data, seed):
+        X, y = data
+        weighted = X * X[:, :1].square()
+        H = (2 * X.T @ X + 0.6 * X.T @ weighted) / len(X)
+        return {"weight": torch.linalg.solve(H, 2 * X.T @ y / len(X)).T}
+
+    def candidates(objective):
+        on_data = tacit.Objective.from_batch_loss(model, penalty, objective.data)
+        return [tacit.regularizers.mean_of(on_data, name="R")]
+
+    stacked = tacit.bootstrap(model, F.mse_loss, (X, y), train, candidates, replicates=5)
+    fit = tacit.fit(stacked)
+    assert len(fit.sources) == 6
+    assert fit.strengths["R"] == pytest.approx(0.3, rel=1e-9)
+    assert fit.explained == pytest.approx(1, abs=1e-9)
+    old = candidates(tacit.Objective(model, F.mse_loss, (X, y)))
+    with pytest.raises(InputError, match=r"R would keep the data.*as a function of the objective"):
+        tacit.bootstrap(model, F.mse_loss, (X, y), train, old, replicates=2)
+    known = {old[0]: 0.3}
+    with pytest.raises(InputError, match="R would keep the data"):
+        tacit.bootstrap(model, F.mse_loss, (X, y), train, tacit.l2(), replicates=2, known=known)
+
+
+def test_weights_of_less_collinear_examples_separate_penalties():
+    """Most examples have only those inputs that both penalties see; the rest tell them apart."""
+    generator = torch.Generator().manual_seed(0)
+    X = torch.randn(200, 4, generator=generator, dtype=torch.float64)
+    X[:180, 2:] = 0
+    y = torch.randn(200, 1, generator=generator, dtype=torch.float64)
+    model = torch.nn.Linear(4, 1, bias=False).double()
+
+    first, second = (
+        tacit.regularizers.mean_of(
+            tacit.Objective.from_batch_loss(model, loss, (X, y)), name=loss.__name__
+        )
+        for loss in (left, right)
+    )
+    weights = less_collinear([first, second])
+    assert weights.mean() == pytest.approx(1)
+    assert weights[180:].mean() > 5 * weights[:180].mean()
+
+    def both(objective):
+        return [
+            tacit.regularizers.mean_of(
+                tacit.Objective.from_batch_loss(model, loss, objective.data), name=loss.__name__
+            )
+            for loss in (left, right)
+        ]
+
+    def train(data, seed):
+        return {"weight": model.weight}
+
+    conditions = [
+        tacit.fit(
+            tacit.bootstrap(model, F.mse_loss, (X, y), train, both, replicates=5, weights=chosen)
+        ).condition
+        for chosen in (None, weights)
+    ]
+    assert conditions[1] < conditions[0] / 2
+    with pytest.raises(InputError, match="two or more penalties"):
+        less_collinear([first, tacit.l2()])
+
+
+def left(model, batch):
+    """Of the first two inputs."""
+    return (batch[0] * torch.tensor([1.0, 1, 0, 0]).double() @ model.weight.T)[:, 0].square()
+
+
+def right(model, batch):
+    """Of all four inputs."""
+    return (batch[0] @ model.weight.T)[:, 0].square()

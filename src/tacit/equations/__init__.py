@@ -5,7 +5,7 @@ from tacit.equations.epochs import EpochAverages, average_epochs
 from tacit.equations.equations import Block, Equations, stack
 from tacit.equations.flow import adam_flow, euler, on_batches, rk4
 from tacit.equations.recording import Recorder, record
-from tacit.equations.resampling import bootstrap
+from tacit.equations.resampling import bootstrap, less_collinear
 from tacit.equations.sources import Family, Source
 from tacit.equations.steps import accumulated_target, trajectory_equations, trajectory_target
 from tacit.equations.target import Target, endpoint_equations, endpoint_target
@@ -29,6 +29,7 @@ __all__ = [
     "endpoint_equations",
     "endpoint_target",
     "euler",
+    "less_collinear",
     "on_batches",
     "record",
     "rk4",

@@ -29,7 +29,7 @@ from tacit.objective.objective import Objective, check_objective
 from tacit.objective.params import Params, shorten
 from tacit.objective.passes import track
 from tacit.objective.randomness import seed_devices
-from tacit.regularizers import Regularizer
+from tacit.regularizers.family import Regularizer
 
 TensorData = tuple[Tensor, ...]
 TrainOnData = Callable[[TensorData, int], Mapping[str, Tensor]]
@@ -154,6 +154,15 @@ def _check(data: Any, train: Any, replicates: Any, kind: Any, seed: Any) -> None
     check_whole("seed", seed, least=0)
     check_choice("kind", kind, ("pairs", "residual"))
     check_type("train", train, Callable, "a function train(data, seed)")
+    check_tensors(data)
+    if kind == "residual" and not data[-1].is_floating_point():
+        raise InputError(
+            f"targets are {data[-1].dtype}: residuals need real-valued targets. Pass kind='pairs'."
+        )
+
+
+def check_tensors(data: Any) -> None:
+    """Refuse data that is not a tuple of tensors with one row per example."""
     if type(data) is not tuple or len(data) < 2 or not all(isinstance(t, Tensor) for t in data):
         described = type(data).__name__
         if isinstance(data, list | tuple):
@@ -168,10 +177,6 @@ def _check(data: Any, train: Any, replicates: Any, kind: Any, seed: Any) -> None
         raise InputError(
             f"the tensors of data have {sorted(sizes)} rows: each needs one row per example, and "
             "at least one."
-        )
-    if kind == "residual" and not data[-1].is_floating_point():
-        raise InputError(
-            f"targets are {data[-1].dtype}: residuals need real-valued targets. Pass kind='pairs'."
         )
 
 

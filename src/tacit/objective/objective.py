@@ -122,7 +122,7 @@ class Objective:
         for name, number, least in numbers:
             check_whole(name, number, least)
         self.model, self.data, self.weights = model, data, weights
-        self.training, self.draws, self.seed, self.batch_size = training, draws, seed, batch_size
+        self.training, self.draws, self.seed = training, draws, seed
         inner = reader.reader if isinstance(reader, WholeBatches) else reader
         self.loss: Loss | None = inner.function if isinstance(inner, MeanLoss) else None
         """The loss(output, target) it was made with; None after `from_batch_loss`."""

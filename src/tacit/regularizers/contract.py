@@ -32,6 +32,8 @@ SAME = 1e-9
 """Relative error at which two computations of the same column agree."""
 SINGLE = 1e-3
 """Relative error at which columns of weights in float32 and in float64 agree."""
+NOISE = 10.0
+"""Standard errors by which columns and values from different random probes may differ."""
 COORDINATES = {"weights": 32, "pass": 2, "second-order": 2}
 """Single entries per tensor along which the value is differenced, besides a random direction."""
 
@@ -247,10 +249,36 @@ def _disagreeing(case: _Case, tensor_name: str, direction: Tensor, value: Tensor
             ends.append(case.regularizer.value(case.at({**case.params, tensor_name: moved})))
         quotient = (ends[0] - ends[1]).detach().cpu() / (2 * h)
         rounding = 100 * torch.finfo(torch.float64).eps * value.abs() / h
-        wrong &= ~((quotient - exact).abs() <= TOLERANCE * size + rounding)
+        allowed = TOLERANCE * size + rounding + _noise_along(case, tensor_name, direction)
+        wrong &= ~((quotient - exact).abs() <= allowed)
         if not wrong.any():
             break
     return [case.columns.names[i] for i in wrong.nonzero()[:, 0].tolist()]
+
+
+def _noise_along(case: _Case, tensor_name: str, direction: Tensor) -> Tensor:
+    """How far columns from random probes may be from the derivative of a value from others."""
+    noise = torch.zeros(len(case.columns.names), dtype=torch.float64)
+    if noisy := case.columns.noisy_on(tensor_name):
+        deviations = case.columns.deviations(tensor_name, _whole(case.params[tensor_name]))
+        along = torch.einsum("rgm,r->gm", deviations, direction.to(deviations)).cpu()
+        groups = case.columns.groups
+        noise[noisy] = NOISE * (along.square().sum(0) / (groups * (groups - 1))).sqrt()
+    return noise
+
+
+def _probes(case: _Case) -> Violations:
+    """Deviations of groups of probes have one entry per row, group and column, and mean zero."""
+    columns = case.columns
+    for tensor_name in columns.active if columns.noisy else ():
+        size, noisy = case.params[tensor_name].numel(), columns.noisy_on(tensor_name)
+        deviations = columns.deviations(tensor_name, slice(0, size)) if noisy else torch.zeros(0)
+        shape = (size, columns.groups, len(noisy))
+        if noisy and deviations.shape != shape:
+            given = tuple(deviations.shape)
+            yield f"deviations of {tensor_name!r} have shape {given}: {shape} is needed."
+        elif noisy and not _close(deviations.mean(1) + 1, torch.ones_like(deviations[:, 0])):
+            yield f"deviations of {tensor_name!r} do not sum to zero over the groups."
 
 
 def _autograd(case: _Case) -> Violations:
@@ -277,6 +305,11 @@ def _same_gradient(case: _Case, tensor_name: str, column: int, gradient: Tensor 
     active = tensor_name in case.columns.active
     if active and (space := case.columns.subspace(tensor_name)) is not None:
         difference = space.project(difference[:, None])[:, 0]
+    if column in case.columns.noisy_on(tensor_name):
+        deviations = case.columns.deviations(tensor_name, _whole(case.params[tensor_name]))
+        place, groups = case.columns.noisy_on(tensor_name).index(column), case.columns.groups
+        noise = float(deviations[:, :, place].norm()) / (groups * (groups - 1)) ** 0.5
+        return float(difference.norm()) <= NOISE * noise
     most = max(float(r[:, column].abs().max()) for r in case.rows.values() if len(r))
     rounding = 1e-12 * abs(float(case.regularizer.value(case.params)[column])) / case.step
     return bool((difference.abs() <= SAME * most + rounding).all())
@@ -424,8 +457,9 @@ CLAUSES = {
     "columns": _Clause(_columns, after=("names",)),
     "one value per name": _Clause(_value, after=("names",)),
     "values": _Clause(_numbers, after=("one value per name",)),
-    "gradient against finite differences": _Clause(_finite_differences, after=BOTH),
-    "gradient against autograd": _Clause(_autograd, after=(*BOTH, "values")),
+    "probes": _Clause(_probes, after=("columns",)),
+    "gradient against finite differences": _Clause(_finite_differences, after=(*BOTH, "probes")),
+    "gradient against autograd": _Clause(_autograd, after=(*BOTH, "values", "probes")),
     "slices": _Clause(_slices, after=("columns",)),
     "kinks": _Clause(_kinks_and_subspaces, after=("columns",)),
     "scope": _Clause(_scope, after=("columns",)),

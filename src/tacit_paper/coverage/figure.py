@@ -6,8 +6,13 @@ from tacit.fitting.error_bars import KINDS
 from tacit_paper import Table, plots
 from tacit_paper.coverage.checks import coverage_table, wilson_interval, with_promised_coverage
 
-COLOURS = (plots.BLUE, plots.GREEN, plots.ORANGE, plots.RED, plots.GREY)
-"""Colours of `KINDS`."""
+COLOURS = {
+    "sampling": plots.BLUE,
+    "draws": plots.GREEN,
+    "training": plots.ORANGE,
+    "steps": plots.RED,
+    "layers": plots.GREY,
+}
 SYMBOLS = {"smooth_l1": "smooth L1", "gradient_norm": "‖∇L‖²", "l2": "ridge", "l1": "L1"}
 
 
@@ -24,8 +29,8 @@ def plot(rows: Table) -> "plots.Figure":
         labels = []
         for y, row in enumerate(table.itertuples()):
             low, high = wilson_interval(row.covered, row.replicates)
-            axes.plot([low, high], [y, y], color=COLOURS[row.order], lw=1.4)
-            axes.plot(row.covered, y, "o", color=COLOURS[row.order], ms=4.5, zorder=3)
+            axes.plot([low, high], [y, y], color=COLOURS[row.kind], lw=1.4)
+            axes.plot(row.covered, y, "o", color=COLOURS[row.kind], ms=4.5, zorder=3)
             axes.plot(row.naive, y, "x", color=plots.GREY, ms=5)
             labels.append(f"{row.kind}: {row.problem}, {SYMBOLS.get(row.name, row.name)}")
         axes.set_yticks(range(len(table)), labels, fontsize=7)
