@@ -1,5 +1,6 @@
 """The command line: `tacit estimate`, the version, and what it needs to start."""
 
+import importlib
 import json
 import shlex
 import subprocess
@@ -364,3 +365,28 @@ def test_without_rich_the_command_runs_without_a_progress_bar(tmp_path, monkeypa
     result = invoke("reproduce", "tradeoff", "--out", tmp_path, "--device", "cpu")
     assert (result.exit_code, result.stderr) == (0, "")
     assert (tmp_path / "quick" / "tradeoff" / "figure.svg").exists()
+
+
+def test_a_saved_target_is_estimated_without_its_objective(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    objective = importlib.import_module("mine").objective()
+    tacit.endpoint_target(objective).save("target.safetensors")
+    result = CliRunner().invoke(
+        cli.build_app(), ["estimate", "target.safetensors", "--with", "l2", "--known", "l1=0.01"]
+    )
+    assert result.exit_code == 0, result.output
+    known = {tacit.l1(): 0.01}
+    assert (
+        result.output.strip()
+        == tacit.estimate(
+            tacit.Target.load("target.safetensors"), [tacit.l2()], known=known
+        ).summary()
+    )
+    for arguments, words in (
+        (["target.safetensors", "--with", "gradient_norm"], "depends on data"),
+        (["target.safetensors", "--with", "l2", "--population", "inf"], "needs the objective"),
+        (["other.safetensors", "--with", "l2"], "holds no target"),
+    ):
+        result = CliRunner().invoke(cli.build_app(), ["estimate", *arguments])
+        assert result.exit_code == 2
+        assert words in result.output

@@ -5,7 +5,7 @@ import re
 
 import pytest
 import torch
-from support.models import random_data, tanh_mlp
+from support.models import params_of, random_data, tanh_mlp
 from torch import nn
 from torch.nn import functional as F
 
@@ -116,3 +116,26 @@ def test_wrong_checkpoints_are_refused(checkpoints, message):
         time_varying(objective, checkpoints, tacit.l2())
     with pytest.raises(tacit.InputError, match="an objective is a NoneType"):
         time_varying(None, {1: {}}, tacit.l2())
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_a_trajectory_has_a_fit_for_every_so_many_steps(steps):
+    """A ridge that grows with time, in descent on L + λ_t‖θ‖²."""
+    model, data, rate = tanh_mlp(1), random_data(1), 1e-2
+    objective, positions = tacit.Objective(model, F.mse_loss, data), [params_of(model)]
+    for t in range(7):
+        gradient = objective.gradient(positions[-1])
+        ridge = 0.01 * (1 + t // 3)
+        positions.append(
+            {n: p - rate * (gradient[n] + 2 * ridge * p) for n, p in positions[-1].items()}
+        )
+    path = tacit.Trajectory.from_positions(positions, rate)
+    fits = tacit.time_varying(objective, path, tacit.l2(), steps=steps)
+    expected = {t * rate: 0.01 * (1 + t // 3) for t in range(0, 8 - steps, steps)}
+    assert list(fits) == pytest.approx(list(expected))
+    assert [fit.strengths["l2"] for fit in fits.values()] == pytest.approx(list(expected.values()))
+    assert all(fit.sources[0].steps == steps for fit in fits.values())
+    with pytest.raises(tacit.InputError, match="steps=9, but the trajectory has 7"):
+        tacit.time_varying(objective, path, tacit.l2(), steps=9)
+    with pytest.raises(tacit.InputError, match="are for a trajectory"):
+        tacit.time_varying(objective, {0: params_of(model)}, tacit.l2(), steps=2)

@@ -94,7 +94,10 @@ def _global_options(version: Annotated[bool, VERSION] = False) -> None:
 
 @report_errors()
 def estimate(
-    objective: Annotated[str, typer.Argument(help="module:callable that returns an Objective.")],
+    objective: Annotated[
+        str,
+        typer.Argument(help="module:callable that returns an Objective, or a file of Target.save."),
+    ],
     candidates: Annotated[
         list[str],
         typer.Option("--with", help="l2, schatten:p=1, layerwise:l2, …; see tacit catalogue."),
@@ -113,14 +116,14 @@ def estimate(
         Path | None, typer.Option("--json", help="Write the fit to this file.")
     ] = None,
 ) -> None:
-    """Estimate strengths at the objective's parameters and print the summary."""
-    from tacit.specs import load_objective, own_errors, parse_known, parse_regularizer
+    """Estimate strengths at the objective's parameters, or of a target, and print the summary."""
+    from tacit.specs import load_source, own_errors, parse_known, parse_regularizer
 
     if json_file is not None:
         json_file = json_file.absolute()  # the user's code may change the folder
         if json_file.is_dir():
             raise InputError(f"{json_file} cannot be written to: it is a folder. Choose a file.")
-    loaded = load_objective(objective)
+    loaded = load_source(objective)
     regularizers = [parse_regularizer(spec, loaded) for spec in candidates]
     penalties = dict(parse_known(spec, loaded) for spec in known or [])
     with own_errors(f"objective {objective!r}"):

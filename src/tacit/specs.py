@@ -17,6 +17,14 @@ from tacit.objective.params import Scope
 from tacit.regularizers.overview import CATALOGUE
 
 
+def load_source(spec: str) -> "tacit.Objective | tacit.Target":
+    """The target in a file of that name, or the objective that `module:callable` returns."""
+    path = Path(spec)
+    if path.suffix == ".safetensors" or path.is_file():
+        return tacit.Target.load(path)
+    return load_objective(spec)
+
+
 def load_objective(spec: str) -> "tacit.Objective":
     """Import `module:callable` and return the Objective that the callable returns."""
     what = f"objective {spec!r}"
@@ -88,7 +96,9 @@ def _own_place(error: BaseException) -> str | None:
     return None
 
 
-def parse_regularizer(spec: str, objective: "tacit.Objective") -> "tacit.Regularizer":
+def parse_regularizer(
+    spec: str, objective: "tacit.Objective | tacit.Target"
+) -> "tacit.Regularizer":
     """A regularizer from `name[:key=value,…]`, or `layerwise:` before one.
 
     The options are those of the function in tacit.regularizers. A scope is a pattern, several
@@ -110,7 +120,7 @@ def parse_regularizer(spec: str, objective: "tacit.Objective") -> "tacit.Regular
 
 
 def _make_regularizer(
-    name: str, suffix: str, spec: str, objective: "tacit.Objective"
+    name: str, suffix: str, spec: str, objective: "tacit.Objective | tacit.Target"
 ) -> "tacit.Regularizer":
     """Call a function of tacit.regularizers with the options that were typed."""
     factories = _factories()
@@ -127,7 +137,14 @@ def _make_regularizer(
     if missing := [n for n in required if n not in options]:
         example = ",".join(f"{n}=…" for n in missing)
         raise InputError(f"{_shown(spec)} lacks an option: write {name}:{example}.")
-    return factory(*([objective] if "objective" in parameters else []), **options)
+    if "objective" not in parameters:
+        return factory(**options)
+    if isinstance(objective, tacit.Target):
+        raise InputError(
+            f"{_shown(spec)} depends on data, which a file of Target.save does not have: use "
+            "tacit.Target.load from Python, and make the regularizer of an objective there."
+        )
+    return factory(objective, **options)
 
 
 Factory = Callable[..., "tacit.Regularizer"]
@@ -167,7 +184,9 @@ def _kind(annotation: Any) -> Any:
     return annotation if annotation in PARSERS or get_origin(annotation) is Literal else None
 
 
-def parse_known(spec: str, objective: "tacit.Objective") -> tuple["tacit.Regularizer", float]:
+def parse_known(
+    spec: str, objective: "tacit.Objective | tacit.Target"
+) -> tuple["tacit.Regularizer", float]:
     """A known penalty and its strength from `regularizer=strength`, such as l2=5e-5."""
     regularizer, _, number = spec.rpartition("=")
     try:
