@@ -64,7 +64,9 @@ def test_every_regularizer_gives_the_answer_of_the_cpu(device):
             model[0].weight[0, 0] = 0  # at the kink of l1
         # The data stays on the CPU.
         objective = tacit.Objective(model, F.mse_loss, data, batch_size=20)
-        equations = tacit.endpoint_equations(objective, candidates(objective))
+        # Random probes depend on the point to its last digit, which differs between devices.
+        exact = [r for r in candidates(objective) if r.name != "probed"]
+        equations = tacit.endpoint_equations(objective, exact)
         factors.append(equations.factor())
         assert equations.rows == sum(p.numel() for p in model.parameters()) - 1
     first, second = (factor.T @ factor for factor in factors)
@@ -72,7 +74,8 @@ def test_every_regularizer_gives_the_answer_of_the_cpu(device):
 
 
 def test_the_contract_can_be_checked_on_the_device(device):
-    objective = tacit.Objective(network(device), F.mse_loss, random_data(1, outputs=2))
+    data = random_data(1, outputs=2)
+    objective = tacit.Objective(network(device), F.mse_loss, data, batch_size=20)
     params = dict(objective.params)
     params["3.weight"] = torch.eye(
         2, 8, dtype=torch.float64, device=device
