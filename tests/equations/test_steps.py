@@ -313,8 +313,14 @@ def test_runs_with_and_without_a_metric_or_momentum_have_a_mean():
         mean = Trajectory.mean(order, sampled=False)
         assert strengths(path=mean, candidates=tacit.l2()) == pytest.approx([0.05], rel=1e-6)
     adam = one_step(torch.optim.Adam(model.parameters(), lr=4e-2), model)
-    with pytest.raises(InputError, match="whether Adam moved them"):
-        Trajectory.mean([runs[0], adam])
+    other = Trajectory.from_positions([{"w": torch.zeros(2)}, {"w": torch.ones(2)}], 4e-2)
+    for wrong, words in (
+        ([runs[0], adam], "whether Adam moved them"),
+        ([runs[0], other], "run 1 belongs to another model"),
+        (runs[0], "a list of runs"),
+    ):
+        with pytest.raises(InputError, match=words):
+            Trajectory.mean(wrong)
 
 
 def test_on_batches_has_one_batch_for_every_update():
@@ -353,6 +359,9 @@ def test_wrong_metrics_and_weights_are_refused():
         ({"metric": 2.0}, "metric is 2.0"),
         ({"metric": dict.fromkeys(START, -1.0)}, "number above zero"),
         ({"step_weights": [1.0]}, "1 step_weights for 10 steps"),
+        ({"step_weights": torch.tensor(1.0)}, "0 step_weights for 10 steps"),
+        ({"step_weights": [None] * 10}, r"step_weights\[0\] has no finite weight"),
+        ({"step_weights": [{**dict.fromkeys(START, 1.0), "w": 1.0}] * 10}, "unknown names w"),
         ({"step_weights": [-1.0] * 10}, r"step_weights\[0\] has no finite weight"),
         ({"step_weights": [{"0.weight": 1.0}] * 10}, "for '0.bias'"),
         ({"reference": lambda objective, params, time: params}, "four arguments"),

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from numbers import Real
 from typing import NamedTuple
 
 import torch
@@ -34,6 +35,7 @@ from tacit.objective.params import (
     coarsest_dtype,
     norm,
     same_buffers,
+    shorten,
     square_norm,
     to_float64,
 )
@@ -202,9 +204,10 @@ class _Steps:
         if weights is not None:
             needed = "a list with one number, or one dictionary by parameter, for each step"
             check_type("step_weights", weights, Sequence | Tensor, needed)
-            if len(weights) != len(self.trajectory):
+            count = len(weights) if not isinstance(weights, Tensor) or weights.ndim else 0
+            if isinstance(weights, str) or count != len(self.trajectory):
                 raise InputError(
-                    f"{len(weights)} step_weights for {len(self.trajectory)} steps: pass {needed}."
+                    f"{count} step_weights for {len(self.trajectory)} steps: pass {needed}."
                 )
 
     def _check_batches(self, reference: OnBatches) -> None:
@@ -312,9 +315,16 @@ def _check_weights(weights: StepWeights | None, number: int, params: Params) -> 
         return {}
     given = weights[number]
     by_name = given if isinstance(given, Mapping) else dict.fromkeys(params, given)
+    if unknown := [str(name) for name in by_name if name not in params]:
+        raise InputError(
+            f"step_weights[{number}] has unknown names {shorten(unknown)}: pass one for each of "
+            f"{shorten(params)}."
+        )
     roots = {}
     for name, parameter in params.items():
-        weight = to_float64(torch.as_tensor(by_name.get(name, math.nan))).to(parameter.device)
+        value = by_name.get(name)
+        numeric = isinstance(value, Tensor | Real)
+        weight = to_float64(torch.as_tensor(value if numeric else math.nan)).to(parameter.device)
         fits = weight.shape in ((), parameter.shape)
         if not fits or not bool((torch.isfinite(weight) & (weight >= 0)).all()):
             raise InputError(

@@ -103,12 +103,16 @@ class Trajectory:
 
         Points and displacements are averaged, step by step. Times must agree.
 
+        Trap: ∇L at the mean point is the mean of ∇L only for runs that are close to each other, as
+        they are when they begin every step at the same point.
+
         Args:
             trajectories: the runs, of equally many steps.
             sampled: whether they are a random sample, so that their disagreement is noise, from
                 which a fit has error bars. Pass False for all that there are: all clients, or all
                 orders of the batches.
         """
+        check_type("trajectories", trajectories, Iterable, "a list of runs")
         runs = list(trajectories)
         for number, run in enumerate(runs):
             check_type(f"run {number} of Trajectory.mean", run, Trajectory, "a tacit.Trajectory")
@@ -118,6 +122,8 @@ class Trajectory:
                 f"{len(runs)} runs of different steps or times cannot be averaged: pass one or "
                 "more, of the same times step by step."
             )
+        for number, run in enumerate(runs):
+            check_alike(run.points[0], runs[0].points[0], what=f"run {number}")
         if len({(run.batch_norm, bool(run.scales)) for run in runs}) > 1:
             raise InputError(
                 "the runs differ in whether Adam moved them, or in the statistics of batch norm, "
