@@ -392,3 +392,35 @@ def test_plain_steps_have_no_metric_and_rates_of_groups_are_one():
                 {"0.weight": 4, "0.bias": 4, "2.weight": 1, "2.bias": 1}
             )
         assert not path.scales
+
+
+def test_adamw_does_not_move_a_head_without_gradients():
+    """It has no state; wrappers give the others other names."""
+    model, (X, y) = tanh_mlp(3), random_data(3)
+    wrapped = torch.nn.ModuleDict({"net": model})
+    for head in (None, torch.nn.Linear(2, 2).double()):
+        model.head = head
+        model.forward = lambda x: model[2](model[1](model[0](x)))
+        adamw = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.3)
+        recorder = tacit.record(wrapped, adamw)
+        for _ in range(3):
+            adamw.zero_grad()
+            F.mse_loss(model(X), y).backward()
+            adamw.step()
+            recorder.step()
+        path, objective = recorder.trajectory(), tacit.Objective(model, F.mse_loss, (X, y))
+        ridge = tacit.regularizers.metric_ridge(adamw, model)
+        fit = tacit.fit(tacit.trajectory_equations(objective, path, ridge))
+        assert fit.strengths["metric_ridge"] == pytest.approx(0.15, rel=1e-6)
+
+
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.AdamW])
+def test_a_rate_of_zero_is_refused(kind):
+    model, (X, y) = tanh_mlp(3), random_data(3)
+    groups = [{"params": model[0].parameters(), "lr": 0.0}, {"params": model[2].parameters()}]
+    optimizer = kind(groups, lr=1e-3)
+    recorder = tacit.record(model, optimizer)
+    F.mse_loss(model(X), y).backward()
+    optimizer.step()
+    with pytest.raises(tacit.InputError, match=r"the rate of 0\.weight, 0\.bias is zero"):
+        recorder.step()

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 import tacit
 from tacit import InputError, reference, theory
 from tacit.equations.resampling import bootstrap, less_collinear
+from tacit.regularizers import gradient_norm
 
 STEP, STEPS = 0.05, 40
 
@@ -218,6 +219,7 @@ def test_known_penalties_and_class_targets_are_supported():
     assert estimate({tacit.l2(): 0.015}) == pytest.approx(0.005, rel=1e-3)
 
 
+OF_OLD_DATA = gradient_norm(tacit.Objective(linear_model(), F.mse_loss, random_data(0)))
 REFUSED = [
     ({"replicates": 0}, "replicates is 0"),
     ({"replicates": True}, "replicates is True"),
@@ -240,6 +242,8 @@ REFUSED = [
     ({"weights": torch.full((64,), torch.inf)}, "finite"),
     ({"weights": "uniform"}, "weights is a str: pass a tensor"),
     ({"regularizers": []}, "pass at least one"),
+    ({"regularizers": tacit.l2}, "cannot be called with an objective"),
+    ({"regularizers": lambda _: [OF_OLD_DATA]}, "has the data of an earlier call"),
     ({"model": None}, "model is None"),
 ]
 

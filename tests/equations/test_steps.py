@@ -1,6 +1,7 @@
 """Metrics, weights of steps, scaled columns, coupled references, means over runs, integrals."""
 
 import itertools
+from dataclasses import replace
 
 import pytest
 import torch
@@ -183,7 +184,7 @@ def test_coupled_steps_cancel_the_noise_of_their_batches():
         [0.05], rel=1e-9
     )
     assert seen == [0, 1, 2, 3, 4]
-    with pytest.raises(InputError, match="step 2 has no batch"):
+    with pytest.raises(InputError, match="2 objectives for 5 steps"):
         strengths(path=path, reference=on_batches(plain[:2]))
 
 
@@ -243,12 +244,124 @@ def test_the_integral_of_gradient_flow_is_the_difference_of_half_the_squared_nor
         tacit.score_examples(fit)
 
 
+def test_a_common_weight_of_all_steps_changes_no_problem():
+    """Rounding and burn-in are compared with the target as it is weighted."""
+    model, (X, y) = tanh_mlp(2).float(), (part.float() for part in DATA)
+    objective = Objective(model, F.mse_loss, (X, y))
+    for options in ({"lr": 1e-6}, {"lr": 1e-2, "momentum": 0.9}):
+        optimizer = torch.optim.SGD(model.parameters(), weight_decay=1e-6, **options)
+        recorder = tacit.record(model, optimizer)
+        for _ in range(6):
+            optimizer.zero_grad()
+            F.mse_loss(model(X), y).backward()
+            optimizer.step()
+            recorder.step()
+        kinds = [
+            {problem.kind for problem in tacit.fit(equations).problems}
+            for weight in (1.0, 1e12, 1e-12)
+            for equations in [
+                tacit.trajectory_equations(
+                    objective, recorder.trajectory(), tacit.l2(),
+                    reference=tacit.rk4(1), step_weights=[weight] * 6,
+                )
+            ]
+        ]  # fmt: skip
+        assert "unsettled" in kinds[0] if "momentum" in options else "no signal" in kinds[0]
+        assert kinds[1] == kinds[2] == kinds[0]
+
+
+def one_step(optimizer, model):
+    """One recorded step from START, with the state that the optimizer has."""
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(START[name])
+    recorder = tacit.record(model, optimizer)
+    optimizer.zero_grad()
+    F.mse_loss(model(DATA[0]), DATA[1]).backward()
+    optimizer.step()
+    recorder.step()
+    return recorder.trajectory()
+
+
+def test_the_mean_over_runs_of_adamw_is_in_the_harmonic_mean_of_their_metrics():
+    """−time·mean(M⁻¹)g is the mean of steps −time·M⁻¹g from one point."""
+    runs = []
+    for seed in range(3):
+        model, generator = tanh_mlp(2), torch.Generator().manual_seed(seed)
+        adamw = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.3)
+        one_step(adamw, model)
+        for p in model.parameters():
+            adamw.state[p]["exp_avg_sq"].mul_(10 * torch.rand(p.shape, generator=generator))
+        runs.append(one_step(adamw, model))
+    ridge = tacit.regularizers.metric_ridge(adamw, model)
+    mean = Trajectory.mean(runs, sampled=False)
+    assert strengths(path=mean, candidates=ridge) == pytest.approx([0.15], rel=1e-6)
+
+
+def test_runs_with_and_without_a_metric_or_momentum_have_a_mean():
+    model, runs = tanh_mlp(2), []
+    for rate, momentum in ((1e-2, 0.9), (1e-2, 0), (4e-2, 0)):
+        groups = [
+            {"params": model[0].parameters(), "lr": rate * (1 - momentum), "momentum": momentum},
+            {"params": model[2].parameters(), "lr": 4e-2},
+        ]
+        sgd = torch.optim.SGD(groups, weight_decay=0.1)
+        one_step(sgd, model)
+        runs.append(one_step(sgd, model))
+    assert not runs[2].metrics
+    for order in (runs, runs[::-1]):
+        mean = Trajectory.mean(order, sampled=False)
+        assert strengths(path=mean, candidates=tacit.l2()) == pytest.approx([0.05], rel=1e-6)
+    adam = one_step(torch.optim.Adam(model.parameters(), lr=4e-2), model)
+    other = Trajectory.from_positions([{"w": torch.zeros(2)}, {"w": torch.ones(2)}], 4e-2)
+    for wrong, words in (
+        ([runs[0], adam], "whether Adam moved them"),
+        ([runs[0], other], "run 1 belongs to another model"),
+        (runs[0], "a list of runs"),
+    ):
+        with pytest.raises(InputError, match=words):
+            Trajectory.mean(wrong)
+
+
+def test_on_batches_has_one_batch_for_every_update():
+    with pytest.raises(InputError, match="12 objectives for 10 steps"):
+        strengths(reference=on_batches([OBJECTIVE] * 12))
+    with pytest.raises(InputError, match="of up to 3 update"):
+        strengths(reference=on_batches([OBJECTIVE] * 10), path=replace(PATH, updates=3))
+
+
+def test_an_integral_takes_no_known_penalties_and_names_a_young_momentum():
+    model = tanh_mlp(2)
+    sgd = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
+    recorder = tacit.record(model, sgd)
+    for _ in range(30):
+        sgd.zero_grad()
+        F.mse_loss(model(DATA[0]), DATA[1]).backward()
+        sgd.step()
+        recorder.step()
+    target = accumulated_target(OBJECTIVE, recorder.trajectory())
+    fit = tacit.fit(target.equations(tacit.l2()))
+    assert fit.strengths["l2"] > 0.6  # for 1/2, because the buffers were empty
+    assert "unsettled" in {problem.kind for problem in fit.problems}
+    with pytest.raises(InputError, match="at every point of the path"):
+        target.equations(tacit.l2(), known={tacit.l1(): 0.1})
+
+
 def test_wrong_metrics_and_weights_are_refused():
     for options, words in (
+        ({"metric": dict.fromkeys(START, 0.0)}, "metric is zero for 0.weight"),
+        ({"metric": dict.fromkeys(START, "x")}, "is 'x'"),
+        ({"metric": lambda gradient: None}, "metric is None"),
+        ({"metric": lambda gradient: {}}, "no value for 0.weight"),
+        ({"metric": lambda gradient: {n: -g.abs() for n, g in gradient.items()}}, "smallest"),
+        ({"metric": lambda: {}}, "cannot be called with a gradient"),
         ({"metric": {"0.weight": 1.0}}, "no value for 0.bias"),
         ({"metric": 2.0}, "metric is 2.0"),
         ({"metric": dict.fromkeys(START, -1.0)}, "number above zero"),
         ({"step_weights": [1.0]}, "1 step_weights for 10 steps"),
+        ({"step_weights": torch.tensor(1.0)}, "0 step_weights for 10 steps"),
+        ({"step_weights": [None] * 10}, r"step_weights\[0\] has no finite weight"),
+        ({"step_weights": [{**dict.fromkeys(START, 1.0), "w": 1.0}] * 10}, "unknown names w"),
         ({"step_weights": [-1.0] * 10}, r"step_weights\[0\] has no finite weight"),
         ({"step_weights": [{"0.weight": 1.0}] * 10}, "for '0.bias'"),
         ({"reference": lambda objective, params, time: params}, "four arguments"),

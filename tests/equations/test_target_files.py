@@ -7,7 +7,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 from support.descent import descend
-from support.models import params_of, random_data, tanh_mlp
+from support.models import batch_norm_mlp, params_of, random_data, tanh_mlp
 from torch.nn import functional as F
 
 import tacit
@@ -96,6 +96,29 @@ def test_half_precision_and_running_statistics_are_kept(tmp_path):
     assert point.params.buffers["1.running_var"].equal(model[1].running_var)
 
 
+def test_running_statistics_of_both_ends_of_a_path_are_kept(tmp_path):
+    model, (X, y) = batch_norm_mlp(3), random_data(3)
+    sgd = torch.optim.SGD(model.parameters(), lr=1e-2)
+    model(X)
+    model.eval()
+    recorder = tacit.record(model, sgd)
+    for _ in range(5):
+        sgd.zero_grad()
+        F.mse_loss(model(X), y).backward()
+        sgd.step()
+        recorder.step()
+    objective = tacit.Objective(model, F.mse_loss, (X, y), batch_norm="running")
+    target = tacit.equations.accumulated_target(objective, recorder.trajectory())
+    target.save(tmp_path / "t")
+    model.train()(3 * X)
+    candidates = [tacit.l2(), tacit.regularizers.gradient_norm(objective)]
+    loaded, computed = (
+        tacit.fit(t.equations(candidates)).strengths
+        for t in (tacit.Target.load(tmp_path / "t"), target)
+    )
+    assert loaded == computed
+
+
 def test_averaged_columns_are_not_stored(tmp_path):
     model, (X, y) = tanh_mlp(3), random_data(3)
     optimizer, ridge = torch.optim.SGD(model.parameters(), lr=0.01), tacit.l2()
@@ -138,6 +161,8 @@ def rewrite(path, change):
 CHANGES = {
     "another mode": lambda head, _: head.update(mode="guess"),
     "no points": lambda head, _: head.update(points=[]),
+    "more groups than tensors": lambda head, _: head.update(groups=10**15),
+    "less than no groups": lambda head, _: head.update(groups=-1),
     "an unknown part": lambda head, _: head["points"][0]["tensors"].update({"more": ["x"]}),
     "a missing tensor": lambda head, _: head["points"][0]["tensors"].pop("vector 0"),
     "more tensors": lambda _, tensors: tensors.update({str(len(tensors)): torch.zeros(1)}),

@@ -156,3 +156,9 @@ def newton(function, unflatten, theta, steps=40):
         else:
             break
     return theta
+
+
+def batch_norm_mlp(seed):
+    """A small network with batch norm, in float64."""
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(5, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, 1)).double()

@@ -1,14 +1,16 @@
 """Products across folds: against dense ones, and for a population whose strength is known."""
 
+from functools import partial
+
 import pytest
 import torch
-from support.models import random_data, tanh_mlp
+from support.models import batch_norm_mlp, random_data, tanh_mlp
 from torch import nn
 from torch.nn import functional as F
 
 import tacit
 from tacit import InputError, Objective, reference
-from tacit.regularizers import gradient_norm, mean_of
+from tacit.regularizers import gradient_norm, hessian_trace, mean_of
 from tacit.uncertainty import cross_fit
 
 
@@ -111,11 +113,35 @@ def test_columns_that_are_noise_are_named():
 def test_wrong_calls_are_refused():
     model, data = tanh_mlp(1), random_data(1)
     fixed = gradient_norm(Objective(model, F.mse_loss, data))
+    of_probes = partial(hessian_trace, probes=16)
     for call, words in (
         (lambda: cross_fit(model, F.mse_loss, data, fixed), "would keep the data"),
+        (lambda: cross_fit(model, F.mse_loss, data, lambda _: fixed), "of an earlier call"),
+        (lambda: cross_fit(model, F.mse_loss, data, tacit.l2), "cannot be called with an obj"),
+        (lambda: cross_fit(model, F.mse_loss, data, of_probes), "from random probes"),
         (lambda: cross_fit(model, F.mse_loss, data, tacit.l2(), folds=1), "folds is 1"),
         (lambda: cross_fit(model, F.mse_loss, data, tacit.l2(), folds=40), "in 40 folds"),
         (lambda: cross_fit(model, F.mse_loss, [data], tacit.l2()), "data is a list"),
     ):
         with pytest.raises(InputError, match=words):
             call()
+
+
+def test_models_with_batch_norm_take_its_options():
+    model, (X, y) = batch_norm_mlp(1), random_data(1)
+    model(X)
+    with pytest.raises(InputError, match="batch norm"):
+        cross_fit(model, F.mse_loss, (X, y), tacit.l2())
+    fit = cross_fit(model, F.mse_loss, (X, y), tacit.l2(), folds=2, batch_norm="running")
+    halves = torch.randperm(64, generator=torch.Generator().manual_seed(0)).tensor_split(2)
+    objectives = [
+        Objective(model, F.mse_loss, (X[half], y[half]), batch_norm="running") for half in halves
+    ]
+    column = reference.flat({n: 2 * p.detach() for n, p in objectives[0].params.items()})
+    target = -sum(reference.flat(o.gradient()) for o in objectives) / 2
+    expected = float(column @ target / (column @ column))
+    assert fit.strengths["l2"] == pytest.approx(expected, rel=1e-9)
+    fit = cross_fit(
+        model, F.mse_loss, (X, y), tacit.l2(), folds=4, batch_norm="batch", batch_size=8
+    )
+    assert (fit.sources[0].examples, fit.sources[0].unit) == (8, "batches")

@@ -100,7 +100,9 @@ class Flow:
             penalties = weighted_gradient(self._known, point)
             total = {n: g.add_(penalties[n].to(g)) for n, g in total.items()}
             value += sum(s * float(r.value(point)[0]) for r, s in self._known.items())
-        metric = self._metric(total) if callable(self._metric) else self._metric
+        metric = self._metric
+        if callable(metric):
+            metric = _check_values(metric({n: g.clone() for n, g in total.items()}), total)
         self.seen.add(reached, metric)
         if metric:
             total = {n: divide_by(g, metric[n]) for n, g in total.items()}
@@ -219,9 +221,28 @@ def check_reference(reference: Any) -> None:
 def check_metric(metric: Metric, params: Params) -> Params | MetricOfGradient:
     """A metric with a tensor for every parameter, in float64; anything else is refused."""
     if not isinstance(metric, Mapping) and callable(metric):
+        try:
+            inspect.signature(metric).bind("gradient")
+        except TypeError as error:
+            raise InputError(
+                f"the metric cannot be called with a gradient ({error}): pass "
+                "tacit.equations.adam_flow(eps), or another function of the gradient."
+            ) from error
         return metric
+    tensors = _check_values(metric, params)
+    if zero := [n for n, tensor in tensors.items() if bool((tensor == 0).any())]:
+        raise InputError(f"metric is zero for {shorten(zero)}: pass numbers above zero.")
+    return tensors
+
+
+def _check_values(metric: Any, params: Params) -> Params:
+    """The values of a metric in float64, or those that a function of the gradient returned.
+
+    The latter may be zero, as Adam's is where the gradient is.
+    """
     needed = (
-        "a dictionary from parameter to a positive number or tensor, or tacit.equations.adam_flow"
+        "a dictionary from parameter to a positive number or tensor, or tacit.equations.adam_flow, "
+        "or another function of the gradient that returns such a dictionary"
     )
     check_type("metric", metric, Mapping, needed)
     missing = [n for n in params if n not in metric]
@@ -231,10 +252,13 @@ def check_metric(metric: Metric, params: Params) -> Params | MetricOfGradient:
             f"metric has no value for {shorten(missing) or 'nothing'}, and unknown names "
             f"{shorten(unknown) or 'nothing'}: pass one for each of {shorten(params)}."
         )
+    for name, value in metric.items():
+        if not isinstance(value, Tensor):
+            check_number(f"metric[{name!r}]", value)
     tensors = {n: to_float64(torch.as_tensor(metric[n])).to(p.device) for n, p in params.items()}
     check_finite(tensors, what="metric")
     for name, tensor in tensors.items():
-        if tensor.shape not in ((), params[name].shape) or bool((tensor <= 0).any()):
+        if tensor.shape not in ((), params[name].shape) or bool((tensor < 0).any()):
             raise InputError(
                 f"metric[{name!r}] has shape {tuple(tensor.shape)} and smallest value "
                 f"{float(tensor.min()):g}: pass a number above zero, or a tensor of them of shape "

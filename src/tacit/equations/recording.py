@@ -13,7 +13,7 @@ from tacit.equations.clipping import GradientSizes, clipped_part, was_skipped
 from tacit.equations.trajectory import Trajectory, check_time
 from tacit.errors import InputError, check_type
 from tacit.objective.models import copy_statistics, trainable, used_statistics
-from tacit.objective.params import Params, Point, to_float64
+from tacit.objective.params import Params, Point, shorten, to_float64
 from tacit.regularizers.weight_decay import (
     adam_metric,
     adam_scale,
@@ -170,13 +170,15 @@ class Rates:
         self._model = model
         self._sums: dict[str, tuple[float, Tensor | float]] = {}
         """By parameter, Σr and Σ(r/s)."""
-        self._time, self._adam = 0.0, False
+        self._time = 0.0
+        self._adam: set[str] = set()
+        """Parameters that Adam has moved."""
 
     def add(self, optimizer: Optimizer) -> float:
         """Count one update, and return the largest flow time of any parameter."""
         times = flow_times(self._model, optimizer, trainable(self._model))
         scales = adam_metric(optimizer, self._model)
-        self._adam = self._adam or bool(scales)
+        self._adam |= scales.keys()
         for name, rate in times.items():
             rates, reach = self._sums.get(name, (0.0, 0.0))
             self._sums[name] = rates + rate, reach + rate / scales.get(name, 1.0)
@@ -186,11 +188,17 @@ class Rates:
     def take_metric(self) -> tuple[Params, Params]:
         """M and the mean of s since the last call, by parameter; both empty for plain steps."""
         (sums, time), self._sums, self._time = (self._sums, self._time), {}, 0.0
+        if resting := [n for n, (rates, _) in sums.items() if not rates]:
+            raise InputError(
+                f"the rate of {shorten(resting)} is zero in this step, so that its displacement "
+                "carries no information: set requires_grad=False for it while its rate is zero, "
+                "and record those steps by themselves."
+            )
         if not self._adam and all(reach == time for _, reach in sums.values()):
             return {}, {}
         metric = {n: torch.as_tensor(time / reach).double() for n, (_, reach) in sums.items()}
-        scale = {n: torch.as_tensor(r / reach).double() for n, (r, reach) in sums.items()}
-        return metric, scale if self._adam else {}
+        scale = {n: sums[n][0] / sums[n][1] for n in sums if n in self._adam}
+        return metric, {n: torch.as_tensor(s).double() for n, s in scale.items()}
 
 
 class WrapperWatch:

@@ -9,6 +9,7 @@ Two bootstraps, for two cases:
   inputs and the algorithm is then the same for all replicates, and the stacked equations agree.
 """
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal, cast
@@ -135,7 +136,7 @@ def check_candidates_of(
 ) -> CandidatesOf:
     """Candidates as a function of the objective; those that would keep other data are refused."""
     if callable(regularizers):
-        listed, make = (), cast(CandidatesOf, regularizers)
+        listed, make = (), _CandidatesOnNewData(cast(CandidatesOf, regularizers))
     else:
         listed = check_candidates(regularizers, known).estimated
         make: CandidatesOf = lambda _: listed  # noqa: E731
@@ -147,6 +148,36 @@ def check_candidates_of(
             "objective: [tacit.regularizers.gradient_norm(objective)]."
         )
     return make
+
+
+class _CandidatesOnNewData:
+    """A function from objectives to candidates, whose data must be new at every call."""
+
+    def __init__(self, function: CandidatesOf):
+        try:
+            inspect.signature(function).bind("objective")
+        except TypeError as error:
+            raise InputError(
+                f"regularizers is a function that cannot be called with an objective ({error}): "
+                "pass a list of regularizers, as in [tacit.l2()], or a function of the objective, "
+                "such as lambda objective: [tacit.regularizers.gradient_norm(objective)]."
+            ) from error
+        self._function = function
+        self._earlier: list[Objective] = []
+        """The objectives of data-dependent candidates of the call before."""
+
+    def __call__(self, objective: Objective) -> tuple[Regularizer, ...]:
+        """The candidates on the data of this objective."""
+        candidates = check_candidates(self._function(objective), None).estimated
+        on_data = [r.objective for r in candidates if r.objective is not None]
+        if any(used is earlier for used in on_data for earlier in self._earlier):
+            raise InputError(
+                "a regularizer that the function returned has the data of an earlier call, or data "
+                "that is not resampled: make it with the objective that the function is given, as "
+                "in lambda objective: [tacit.regularizers.gradient_norm(objective)]."
+            )
+        self._earlier = on_data
+        return candidates
 
 
 def _check(data: Any, train: Any, replicates: Any, kind: Any, seed: Any) -> None:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from numbers import Real
 from typing import NamedTuple
 
 import torch
@@ -34,6 +35,7 @@ from tacit.objective.params import (
     coarsest_dtype,
     norm,
     same_buffers,
+    shorten,
     square_norm,
     to_float64,
 )
@@ -137,7 +139,8 @@ def accumulated_target(objective: Objective, trajectory: Trajectory) -> Target:
     for number, displacement in enumerate(trajectory.displacements[:-1]):
         _check_gap(points[number], displacement, points[number + 1], number)
     times = [0.0, *trajectory.times, 0.0]
-    total, seen = {}, SeenGradients({})
+    young = trajectory.young_momentum or (0.0,) * len(trajectory)
+    total, unsettled, seen = {}, {}, SeenGradients({})
     for number, params in enumerate(points):
         point = objective.point(params, what="a trajectory's point")
         result = objective.differentiate(point)
@@ -145,10 +148,15 @@ def accumulated_target(objective: Objective, trajectory: Trajectory) -> Target:
         weight = (times[number] + times[number + 1]) / 2
         for name, gradient in result.derivative.items():
             total[name] = total.get(name, 0.0) - weight * gradient
+            if number < len(young) and young[number]:
+                missing = young[number] * trajectory.times[number]
+                unsettled[name] = unsettled.get(name, 0.0) + missing * gradient
     start, end = (objective.point(params) for params in (points[0], points[-1]))
     seconds = sum(trajectory.times)
     floors = {n: seconds * floor for n, floor in objective.rounding(end).items()}
-    facts = PointFacts(unreached=seen.unreached(end), clipped=trajectory.clipped)
+    facts = PointFacts(
+        unreached=seen.unreached(end), clipped=trajectory.clipped, burn_in=norm(unsettled)
+    )
     point = TargetPoint(end, [total], floors, norm(total) / seconds, facts=facts, start=start)
     return Target(Setting("accumulated", objective), (point,))
 
@@ -190,14 +198,27 @@ class _Steps:
                 f"batch_norm={norms!r}, but the running statistics {changed} while the steps were "
                 f"recorded: training used batch_norm={used!r}; pass that."
             )
+        if isinstance(self.reference, OnBatches):
+            self._check_batches(self.reference)
         weights = self.step_weights
         if weights is not None:
             needed = "a list with one number, or one dictionary by parameter, for each step"
             check_type("step_weights", weights, Sequence | Tensor, needed)
-            if len(weights) != len(self.trajectory):
+            count = len(weights) if not isinstance(weights, Tensor) or weights.ndim else 0
+            if isinstance(weights, str) or count != len(self.trajectory):
                 raise InputError(
-                    f"{len(weights)} step_weights for {len(self.trajectory)} steps: pass {needed}."
+                    f"{count} step_weights for {len(self.trajectory)} steps: pass {needed}."
                 )
+
+    def _check_batches(self, reference: OnBatches) -> None:
+        """Refuse another number of batches than of updates."""
+        steps, updates = len(self.trajectory), self.trajectory.updates
+        if len(reference.objectives) != steps or updates > 1:
+            raise InputError(
+                f"on_batches was given {len(reference.objectives)} objectives for {steps} steps "
+                f"of up to {updates} update(s): record every update by itself, and pass the batch "
+                "of each, in order."
+            )
 
     def setting(self) -> Setting:
         """The setting of the target; see `Setting`."""
@@ -247,14 +268,15 @@ class _Steps:
         ]
         floats = [t for t in step.point.values() if t.is_floating_point()]
         eps = torch.finfo(coarsest_dtype(*params.values(), *floats)).eps
-        rounding = in_metric(params, metric)
+        weights = _check_weights(self.step_weights, number, params)
+        rounding = in_metric(in_metric(params, metric), weights)
         floors = {n: eps * math.sqrt(square_norm(p)) / time for n, p in rounding.items()}
-        rate = norm(in_metric(expected, metric)) / time
+        force = in_metric(expected, metric)
         # A young mean of squares changes what is added to Adam's flow; a young buffer, the flow.
-        unsettled = norm(vectors[0]) if callable(self.metric) else rate
+        settling = vectors[0] if callable(self.metric) else {n: f / time for n, f in force.items()}
         facts = PointFacts(
             unreached=seen.unreached(params),
-            burn_in=step.young_momentum * unsettled,
+            burn_in=step.young_momentum * norm(in_metric(settling, weights)),
             clipped=self.trajectory.clipped,
             step_sizes=() if one_step else (time,),
             memory=step.memory,
@@ -263,17 +285,23 @@ class _Steps:
             params,
             vectors,
             floors,
-            rate,
+            norm(force) / time,
             facts=facts,
-            metric=step.scale,
+            metric=_own_scale(self.objective, step),
             time=time,
-            weights=_check_weights(self.step_weights, number, params),
+            weights=weights,
         )
 
     def _metric_at(self, step: "_Step", params: Params) -> Params | MetricOfGradient | None:
         """The metric of the call, or that of the trajectory; None for the identity."""
         own = step.metric and own_names(self.objective.model, step.metric)
         return check_metric(self.metric, params) if self.metric is not None else own or None
+
+
+def _own_scale(objective: Objective, step: "_Step") -> Params:
+    """Adam's scales under the names of the objective's model; they may be of some parameters."""
+    own = dict(zip(step.metric, own_names(objective.model, step.metric), strict=False))
+    return {own.get(n, n): scale for n, scale in step.scale.items()}
 
 
 def in_metric(vector: Params, metric: Params) -> Params:
@@ -287,9 +315,16 @@ def _check_weights(weights: StepWeights | None, number: int, params: Params) -> 
         return {}
     given = weights[number]
     by_name = given if isinstance(given, Mapping) else dict.fromkeys(params, given)
+    if unknown := [str(name) for name in by_name if name not in params]:
+        raise InputError(
+            f"step_weights[{number}] has unknown names {shorten(unknown)}: pass one for each of "
+            f"{shorten(params)}."
+        )
     roots = {}
     for name, parameter in params.items():
-        weight = to_float64(torch.as_tensor(by_name.get(name, math.nan))).to(parameter.device)
+        value = by_name.get(name)
+        numeric = isinstance(value, Tensor | Real)
+        weight = to_float64(torch.as_tensor(value if numeric else math.nan)).to(parameter.device)
         fits = weight.shape in ((), parameter.shape)
         if not fits or not bool((torch.isfinite(weight) & (weight >= 0)).all()):
             raise InputError(

@@ -125,6 +125,12 @@ class Target:
             raise InputError(
                 "known penalties are the same with and without the technique: leave known= out."
             )
+        if candidates.known and self.setting.mode == "accumulated":
+            raise InputError(
+                "known penalties that training did apply acted at every point of the path, and not "
+                "as a difference between its ends: leave known= out, or pass accumulated_target an "
+                "objective whose loss has them."
+            )
         for point in self.points:
             point.check_unchanged()
         setting, points = self.setting, self.points

@@ -103,6 +103,8 @@ def _parts_of(point: TargetPoint) -> dict[str, Params]:
     parts = {"params": dict(point.params)}
     if isinstance(point.params, Point):
         parts["buffers"] = point.params.buffers
+    if isinstance(point.start, Point):
+        parts["buffers of the start"] = point.start.buffers
     parts |= {f"vector {group}": vector for group, vector in enumerate(point.vectors)}
     others = {"metric": point.metric, "weights": point.weights, "start": point.start or {}}
     return parts | {part: tensors for part, tensors in others.items() if tensors}
@@ -113,8 +115,11 @@ def load_target(path: str | os.PathLike[str]) -> tuple[Setting, tuple[TargetPoin
     try:
         header, tensors = read_file(path, TARGET)
         head: _Head = check_plain(_Head, header, "the head")
-        if head.mode not in MODES or not head.points or not head.groups:
-            raise ValueError(f"it is of mode {head.mode[:40]!r}, with {len(head.points)} points")
+        if head.mode not in MODES or not head.points or not 0 < head.groups <= len(tensors):
+            raise ValueError(
+                f"it is of mode {head.mode[:40]!r}, with {len(head.points)} points and "
+                f"{head.groups} groups"
+            )
         remaining = iter(tensors)
         points = tuple(_read_point(point, head.groups, remaining) for point in head.points)
         if next(remaining, None) is not None:
@@ -138,7 +143,7 @@ def _read_point(head: _PointHead, groups: int, tensors: Iterator[Tensor]) -> Tar
             raise ValueError("tensors are missing, or have the same name")
         parts[part] = {n: t for n, t in zip(names, read, strict=True) if t is not None}
     params = parts.pop("params", {})
-    buffers = parts.pop("buffers", None)
+    buffers, start_buffers = (parts.pop(n, None) for n in ("buffers", "buffers of the start"))
     vectors = [parts.pop(f"vector {group}", {}) for group in range(groups)]
     metric, weights, start = (parts.pop(name, {}) for name in ("metric", "weights", "start"))
     if not params or parts:
@@ -161,7 +166,7 @@ def _read_point(head: _PointHead, groups: int, tensors: Iterator[Tensor]) -> Tar
         metric=metric,
         time=head.time,
         weights=weights,
-        start=start or None,
+        start=(start if start_buffers is None else Point(start, start_buffers)) or None,
         description=vars(head.description),
     )
 

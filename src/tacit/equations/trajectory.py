@@ -103,12 +103,16 @@ class Trajectory:
 
         Points and displacements are averaged, step by step. Times must agree.
 
+        Trap: ∇L at the mean point is the mean of ∇L only for runs that are close to each other, as
+        they are when they begin every step at the same point.
+
         Args:
             trajectories: the runs, of equally many steps.
             sampled: whether they are a random sample, so that their disagreement is noise, from
                 which a fit has error bars. Pass False for all that there are: all clients, or all
                 orders of the batches.
         """
+        check_type("trajectories", trajectories, Iterable, "a list of runs")
         runs = list(trajectories)
         for number, run in enumerate(runs):
             check_type(f"run {number} of Trajectory.mean", run, Trajectory, "a tacit.Trajectory")
@@ -118,20 +122,31 @@ class Trajectory:
                 f"{len(runs)} runs of different steps or times cannot be averaged: pass one or "
                 "more, of the same times step by step."
             )
-        parts = [[run.displacements[t] for run in runs] for t in range(len(runs[0]))]
+        for number, run in enumerate(runs):
+            check_alike(run.points[0], runs[0].points[0], what=f"run {number}")
+        if len({(run.batch_norm, bool(run.scales)) for run in runs}) > 1:
+            raise InputError(
+                "the runs differ in whether Adam moved them, or in the statistics of batch norm, "
+                "so that their mean follows no one flow: pass runs of the same training."
+            )
+        steps = range(len(runs[0]))
+        parts = [[run.displacements[t] for run in runs] for t in steps]
         groups = min(GROUPS, len(runs)) if sampled else 1
         return cls(
-            [_mean_params([run.points[t] for run in runs]) for t in range(len(runs[0]))],
+            [_mean_params([run.points[t] for run in runs]) for t in steps],
             [_mean_params(part) for part in parts],
             list(runs[0].times),
-            young_momentum=[max(y) for y in zip(*(r.young_momentum for r in runs), strict=False)],
+            young_momentum=[
+                max(run.young_momentum[t] if run.young_momentum else 0.0 for run in runs)
+                for t in steps
+            ],
             batch_norm=runs[0].batch_norm,
             clipped=max(run.clipped for run in runs),
-            carried=_mean_steps([run.carried for run in runs]),
+            carried=_mean_steps([run.carried for run in runs], absent=0.0),
             momentum=max(run.momentum for run in runs),
             updates=max(run.updates for run in runs),
-            metrics=_mean_steps([run.metrics for run in runs]),
-            scales=_mean_steps([run.scales for run in runs]),
+            metrics=_mean_steps([run.metrics for run in runs], absent=1.0, harmonic=True),
+            scales=_mean_steps([run.scales for run in runs], harmonic=True),
             groups=[_group_means(part, groups) for part in parts] if groups > 1 else (),
         )
 
@@ -173,9 +188,30 @@ def _mean_params(runs: Sequence[Params]) -> Params:
     return Point(mean, {**first.buffers, **means})
 
 
-def _mean_steps(runs: Sequence[Sequence[Params]]) -> Sequence[Params]:
-    """The means over runs, step by step; empty if a run has none."""
-    return [_mean_params(step) for step in zip(*runs, strict=True)] if all(runs) else ()
+def _mean_steps(
+    runs: Sequence[Sequence[Params]], *, absent: float | None = None, harmonic: bool = False
+) -> Sequence[Params]:
+    """The means over runs of what each step has by parameter; empty if no run has any.
+
+    What a run has not counts as `absent`; without that, such parameters have no mean. A mean step
+    −time·mean(M⁻¹)∇L is in the harmonic mean of metrics.
+    """
+    count = max(map(len, runs))
+    steps = [[run[t] if run else {} for run in runs] for t in range(count)]
+    return [_mean_where_present(step, absent, harmonic=harmonic) for step in steps]
+
+
+def _mean_where_present(runs: Sequence[Params], absent: float | None, *, harmonic: bool) -> Params:
+    """The mean of one step of `_mean_steps`."""
+    means: Params = {}
+    for name in dict.fromkeys(n for run in runs for n in run):
+        present = [to_float64(run[name]) for run in runs if name in run]
+        if absent is None and len(present) < len(runs):
+            continue
+        rest = (absent or 0.0) * (len(runs) - len(present))
+        total = sum(1 / p if harmonic else p for p in present) + rest
+        means[name] = torch.as_tensor(len(runs) / total if harmonic else total / len(runs))
+    return means
 
 
 def _group_means(runs: Sequence[Params], groups: int) -> list[Params]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -15,8 +16,9 @@ from tacit.fitting.error_bars import ErrorBars
 from tacit.fitting.fits import Fit, fit
 from tacit.fitting.solving import System
 from tacit.objective.losses import Loss
+from tacit.objective.models import BatchNorm
 from tacit.objective.objective import Objective
-from tacit.objective.params import Params
+from tacit.objective.params import Params, shorten
 from tacit.objective.passes import track
 from tacit.regularizers.family import Regularizer
 
@@ -24,7 +26,7 @@ LEAST = 1e-3
 """Eigenvalues of products of unit columns are at least this part of the largest."""
 
 
-def cross_fit(
+def cross_fit(  # noqa: PLR0913 # the data and the candidates, then keyword options
     model: nn.Module,
     loss: Loss,
     data: TensorData,
@@ -34,6 +36,8 @@ def cross_fit(
     params: Mapping[str, Tensor] | None = None,
     known: Mapping[Regularizer, float] | None = None,
     seed: int = 0,
+    batch_norm: BatchNorm | None = None,
+    batch_size: int | None = None,
 ) -> Fit:
     """The endpoint fit for the population that the data is a sample of, by products across folds.
 
@@ -60,6 +64,8 @@ def cross_fit(
         params: the point; by default the model's current parameters.
         known: penalties that training did apply, with their strengths.
         seed: seed of the split.
+        batch_norm: as in `Objective`.
+        batch_size: as in `Objective`.
     """
     check_whole("folds", folds, least=2)
     check_whole("seed", seed, least=0)
@@ -71,18 +77,31 @@ def cross_fit(
         )
     order = torch.randperm(len(data[-1]), generator=torch.Generator().manual_seed(seed))
     parts: list[tuple[BoundCandidates, Params]] = []
-    equations = None
+    equations, examples = None, 0
+    make_objective = partial(Objective, model, loss, batch_norm=batch_norm, batch_size=batch_size)
     for rows in track(order.tensor_split(folds), total=folds, label="folds"):
-        fold = Objective(model, loss, tuple(part[rows.to(part.device)] for part in data))
+        fold = make_objective(tuple(part[rows.to(part.device)] for part in data))
         target, candidates = endpoint_target(fold, params=params), candidates_of(fold)
         equations = target.equations(candidates, known=known)
+        examples += equations.sources[0].examples
         (point,), checked = target.points, check_candidates(candidates, known)
-        parts.append((checked.bind(point.params, **point.binding), point.vectors[0]))
+        bound = checked.bind(point.params, **point.binding)
+        _check_exact(bound)
+        parts.append((bound, point.vectors[0]))
     assert equations is not None
     products = _products(parts)
     gradient_norm = float(products[:, :, -1, -1].mean().sqrt())
-    source = replace(equations.sources[0], examples=len(order), gradient_norm=gradient_norm)
+    source = replace(equations.sources[0], examples=examples, gradient_norm=gradient_norm)
     return _fit_products(replace(equations, sources=(source,)), products)
+
+
+def _check_exact(bound: BoundCandidates) -> None:
+    """Refuse columns from random probes, whose noise would be the same in all folds."""
+    if noisy := [bound.columns.names[column] for column in bound.columns.noisy]:
+        raise InputError(
+            f"the columns of {shorten(noisy)} are from random probes, whose noise does not cancel "
+            "in products of folds that use the same ones: make them exact, or use estimate."
+        )
 
 
 def _products(parts: Sequence[tuple[BoundCandidates, Params]]) -> Tensor:
