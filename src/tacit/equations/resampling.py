@@ -246,6 +246,13 @@ def _predictions(objective: Objective, point: Params, target: Tensor) -> Tensor:
     return outputs.to(target)
 
 
+def _same_data(first: Objective, second: Objective | None) -> bool:
+    """Whether two objectives have the same data object, or tuples of the same tensors."""
+    if second is None or type(first.data) is not tuple or type(second.data) is not tuple:
+        return second is not None and first.data is second.data
+    return [id(part) for part in first.data] == [id(part) for part in second.data]
+
+
 def less_collinear(
     regularizers: Sequence[Regularizer],
     *,
@@ -286,10 +293,8 @@ def less_collinear(
         for _ in range(directions)
     ]
     parts = [influence(point, random)[:, :, 0] for influence in influences]
-    if len({len(part) for part in parts}) > 1:
-        raise InputError(
-            "the penalties are of different numbers of examples: pass one objective's."
-        )
+    if not all(_same_data(objective, r.objective) for r in candidates):
+        raise InputError("the penalties are of different data: make all of them of the same.")
     stacked = torch.stack(parts, dim=1).double()
     unit = stacked / stacked.norm(dim=2, keepdim=True).clamp_min(torch.finfo(torch.float64).tiny)
     weights = torch.linalg.eigvalsh(unit @ unit.mT)[:, 0].clamp(min=0)
