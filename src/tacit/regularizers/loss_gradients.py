@@ -14,7 +14,13 @@ from tacit.objective.batches import needs_batch_size
 from tacit.objective.objective import Objective
 from tacit.objective.params import Params, Scope, norm, select, shorten
 from tacit.regularizers.data_dependent import streamed_value
-from tacit.regularizers.family import Columns, Regularizer, weighted_gradient, whole_column
+from tacit.regularizers.family import (
+    Columns,
+    Regularizer,
+    describe_of,
+    weighted_gradient,
+    whole_column,
+)
 
 MIN_SIGNAL = 10.0
 """A gradient of a smaller multiple of its rounding error has no reliable direction."""
@@ -65,8 +71,7 @@ def gradient_norm(
         function: _Function = _SquaredNorm()
     else:
         function = _Norm(partial(_zero_level, objective))
-    part = "" if of is None else f", of={of!r}" if isinstance(of, str | list) else ", of=…"
-    definition = f"gradient_norm(power={power}{part})"
+    definition = f"gradient_norm({', '.join(filter(None, (f'power={power}', describe_of(of))))})"
     return _of_gradient(_LossGradient(objective, known), function, name, scope, of, definition)
 
 
