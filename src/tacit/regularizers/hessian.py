@@ -98,7 +98,7 @@ class _Trace(NamedTuple):
 
     def groups(self, params: Params, at: tuple[float, ...] = ()) -> "list[_Group]":
         """The groups of directions at a point; one, of all basis vectors, if exact."""
-        names = select(params, self.of, what=f"of of {self.name}")
+        names = select(params, self.of, what="of")
         entries = sum(params[n].numel() for n in names)
         if self.probes is None and entries <= EXACT:
             return [_Group(params, names, None)]

@@ -11,6 +11,7 @@ from torch import Tensor
 from tacit.errors import InputError, check_number, check_type
 from tacit.objective import derivatives
 from tacit.objective.batches import needs_batch_size
+from tacit.objective.deriving import has_technique
 from tacit.objective.objective import Objective
 from tacit.objective.params import Params, Scope, norm, select, shorten
 from tacit.regularizers.data_dependent import streamed_value
@@ -221,6 +222,11 @@ def _check_batches(objective: Objective) -> None:
         raise InputError(
             "the objective of gradient_variance is random (training=True), and the variance over "
             "batches would contain that of the draws: pass an objective without training=True."
+        )
+    if has_technique(objective):
+        raise InputError(
+            f"the objective of gradient_variance has a technique ({objective.loss_name}), whose "
+            "draws or step would be in the variance over batches: pass the objective without it."
         )
     if needs_batch_size(objective.data) and objective.batch_size is None:
         raise InputError(
