@@ -19,7 +19,9 @@ ROOT = Path(__file__).parents[1]
 SOURCES = sorted(ROOT.glob("src/**/*.py"))
 FOLDERS = ("src", "tests", "benchmarks", "examples", "docs")
 
-LONG_FILES = {"src/tacit/fitting/problems.py": "one table, which a reader wants to see as a whole"}
+LONG_FILES = {
+    "src/tacit/fitting/problems.py": "one table, which a reader wants to see as a whole",
+}
 """Files of more than 500 lines, each with the reason why they are one concept."""
 
 IMPORTED_WHERE_USED = {

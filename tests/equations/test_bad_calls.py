@@ -107,8 +107,8 @@ DIFFERENCES = {
     ),
     "a plain objective of another model": (
         lambda: difference(plain=make_objective(model=nn.Linear(5, 1).double())),
-        ["another model"],
-        "parameters here are",
+        ["the technique objective trains 0.weight", "the plain one does not"],
+        "pass objectives of the same model",
     ),
     "no groups": (
         lambda: difference(groups=0),

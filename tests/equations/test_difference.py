@@ -268,3 +268,14 @@ def test_fewer_mirrored_pairs_than_groups_are_refused():
     single = noise_objective(model, without_mirrors(noisy_inputs(0.1)), data, training=True)
     with pytest.raises(tacit.InputError, match=r"1 draws cannot make 2 groups"):
         tacit.difference_equations(single, plain, [tacit.l2()])
+
+
+@pytest.mark.parametrize("frozen", ["technique", "plain"])
+def test_objectives_that_train_different_parameters_are_refused(frozen):
+    pair = {}
+    for name in ("technique", "plain"):
+        model = tanh_mlp(0)
+        model[0].weight.requires_grad_(name != frozen)
+        pair[name] = tacit.Objective(model, F.mse_loss, random_data(1))
+    with pytest.raises(tacit.InputError, match=r"trains 0\.weight, and the .* does not"):
+        tacit.difference_target(pair["technique"], pair["plain"])

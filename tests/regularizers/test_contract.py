@@ -264,6 +264,12 @@ def half_a_mask(columns):
     return replace(columns, kinks=kinks)
 
 
+def in_order_of_memory(params):
+    """The columns of l2 with the entries as they lie in memory."""
+    storages = {n: p.as_strided((p.numel(),), (1,)).view(p.shape) for n, p in params.items()}
+    return tacit.l2().bind(storages)
+
+
 def drawn_anew(params):
     return params["0.weight"].sum()[None] * torch.randn(())
 
@@ -316,6 +322,7 @@ BROKEN = {
     "random columns": (
         broken(columns=with_rows(lambda rows, _: rows + torch.randn(()))), "second bind(params)",
     ),
+    "order of memory": (broken(bind=in_order_of_memory), "rows of '0.weight' are others where"),
     "changed parameters": (broken(bind=damage), "changes the parameters"),
     "names twice": (
         broken(columns=lambda c: replace(c, names=("l2", "l2"))), "the names l2, l2 are not unique",

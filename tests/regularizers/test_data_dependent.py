@@ -8,8 +8,8 @@ from torch import nn
 from torch.nn import functional as F
 
 import tacit
-from tacit import InputError, Objective, reference
-from tacit.regularizers import mean_of
+from tacit import InputError, Objective, reference, techniques
+from tacit.regularizers import activation_norm, input_jacobian, mean_of
 
 
 def fourth_powers(model, batch):
@@ -86,3 +86,25 @@ def test_half_precision_and_streaming_loaders_agree_with_tensors_in_double():
     params = params_of(model)
     columns = [reference.flat(r.gradient(params)["mean_of"]) for r in (exact, streamed)]
     torch.testing.assert_close(*columns)
+
+
+@pytest.mark.parametrize("penalty", [activation_norm, input_jacobian])
+@pytest.mark.parametrize("technique", [techniques.input_noise, techniques.sam])
+def test_a_technique_that_a_penalty_would_leave_out_is_refused(penalty, technique):
+    plain = Objective(tanh_mlp(0), F.mse_loss, random_data(0))
+    with pytest.raises(InputError, match=r"has a technique .*: pass the objective without it"):
+        penalty(technique(plain, 0.1))
+
+
+def test_a_technique_that_changes_the_loss_alone_stays():
+    X, _ = random_data(0)
+    plain = Objective(tanh_mlp(0, (5, 4, 3)), F.cross_entropy, (X, torch.arange(64) % 3))
+    smoothed = techniques.label_smoothing(plain, 0.1)
+    values = [input_jacobian(o).value(plain.params) for o in (plain, smoothed)]
+    torch.testing.assert_close(*values)  # the Hessian of cross-entropy does not see the targets
+
+
+def test_the_mean_of_sam_is_refused():
+    plain = Objective(tanh_mlp(0), F.mse_loss, random_data(0))
+    with pytest.raises(InputError, match="not the derivative of its value"):
+        mean_of(techniques.sam(plain, 0.1))

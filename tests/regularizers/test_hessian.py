@@ -134,3 +134,24 @@ def test_many_parameters_have_probes_by_default():
     objective = tacit.Objective(model, F.mse_loss, random_data(1, count=4, inputs=3))
     assert hessian_trace(objective).bind(objective.point()).groups == 8
     assert not hessian_trace(objective, of="2").bind(objective.point()).noisy
+
+
+def test_weights_whose_entries_are_not_in_order_have_the_same_trace():
+    torch.manual_seed(0)
+    layers = torch.nn.Conv2d(2, 3, 2), torch.nn.Tanh(), torch.nn.Flatten(), torch.nn.Linear(12, 2)
+    model = torch.nn.Sequential(*layers).double()
+    data = torch.randn(6, 2, 3, 3).double(), torch.randn(6, 2).double()
+    columns = []
+    for layout in (torch.contiguous_format, torch.channels_last):
+        objective = tacit.Objective(model.to(memory_format=layout), F.mse_loss, data)
+        columns.append(dense_columns(hessian_trace(objective, of="0"), objective.params))
+    assert not model[0].weight.is_contiguous()
+    torch.testing.assert_close(*columns)
+
+
+def test_traces_over_different_parameters_do_not_stack():
+    first, second = (
+        tacit.endpoint_equations(OBJECTIVE, hessian_trace(OBJECTIVE, of=of)) for of in ("0", "2")
+    )
+    with pytest.raises(tacit.InputError, match=r"hessian_trace\(of='2'\)\) does not stack on"):
+        tacit.stack([first, second])

@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import tacit
 from tacit import InputError, Objective, reference
 from tacit.regularizers import gradient_l1, gradient_norm, gradient_variance
+from tacit.techniques import weight_noise
 
 MODEL, DATA = tanh_mlp(0, sizes=(3, 4, 2)), random_data(1, count=9, inputs=3, outputs=2)
 OBJECTIVE, PARAMS = Objective(MODEL, F.mse_loss, DATA), params_of(MODEL)
@@ -160,6 +161,10 @@ def shuffling(**options):
 NOT_THE_BATCHES = {
     "batches of tacit's own size": (lambda: OBJECTIVE, "pass batch_size="),
     "a random loss": (lambda: dropout_objective(random_data(0), batch_size=8), "training=True"),
+    "a technique": (
+        lambda: weight_noise(Objective(MODEL, F.mse_loss, DATA, batch_size=3), 0.3),
+        r"has a technique \(mse_loss with weight_noise",
+    ),
     "a shuffling loader": (lambda: Objective(MODEL, F.mse_loss, shuffling()), "batch_size=1"),
     "a shuffling loader with a generator": (
         lambda: Objective(MODEL, F.mse_loss, shuffling(generator=torch.Generator())),

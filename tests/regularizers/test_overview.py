@@ -41,6 +41,13 @@ def test_the_costs_are_those_of_the_regularizers():
     }
 
 
+def test_error_bars_follow_the_examples_where_the_catalogue_says_so():
+    bars = {entry.name: entry.bars for entry in CATALOGUE}
+    for name, make in FROM_DATA.items():
+        if "score_examples follows" in bars[name.partition(" of ")[0]]:
+            assert make().influence is not None, name
+
+
 def test_the_catalogue_is_printed_whole_and_not_too_wide(capsys):
     assert tacit.regularizers.catalogue() is None
     text = capsys.readouterr().out

@@ -178,6 +178,28 @@ BROKEN = {
 }
 
 
+def test_the_contract_catches_a_change_that_a_second_call_takes_back():
+    objective = tacit.Objective(tanh_mlp(0, (3, 4, 1)), F.mse_loss, (X, Y))
+
+    def toggling(plain, sigma=0.1):
+        plain.model.train(not plain.model.training)
+        return techniques.weight_noise(plain, sigma)
+
+    with pytest.raises(tacit.InputError, match="its mode"):
+        check_contract(toggling, objective, at_zero=lambda plain: toggling(plain, 0.0))
+
+
+def test_the_contract_catches_parameters_that_are_frozen():
+    objective = tacit.Objective(tanh_mlp(0, (3, 4, 1)), F.mse_loss, (X, Y))
+
+    def freezing(plain):
+        plain.model[0].weight.requires_grad_(False)
+        return plain
+
+    with pytest.raises(tacit.InputError, match="changes the model"):
+        check_contract(freezing, objective)
+
+
 @pytest.mark.parametrize("words", BROKEN)
 def test_the_contract_catches_what_is_broken(words):
     torch.manual_seed(7)

@@ -78,6 +78,7 @@ REFUSED = {
     "unknown": (Residual, "third", "there are first"),
     "root": (Residual, "", "names no module"),
     "none": (Residual, [], "names no module"),
+    "missing": (Residual, None, "layers is None: pass the name of a module"),
     "shared": (Shared, "first", "called 2 times"),
     "unused": (Shared, "second", "called 0 times"),
 }

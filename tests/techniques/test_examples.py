@@ -172,6 +172,10 @@ REFUSED = {
     "integers of several": (lambda: techniques.input_noise(TWO, 0.1, inputs=0), "integers"),
     "several inputs": (lambda: techniques.input_noise(TWO, 0.1), "pass inputs="),
     "target as input": (lambda: techniques.input_noise(OBJECTIVE, 0.1, inputs=1), "no input"),
+    "half a position": (
+        lambda: techniques.input_noise(OBJECTIVE, 0.1, inputs=0.5),
+        "inputs is 0.5: pass the name",
+    ),
     "negative": (lambda: techniques.input_noise(OBJECTIVE, -0.1), "sigma"),
     "odd draws": (lambda: techniques.input_noise(OBJECTIVE, 0.1, draws=3), "even"),
     "not an objective": (lambda: techniques.input_noise(MODEL, 0.1), "tacit.Objective"),

@@ -1,6 +1,7 @@
 """The difference equations: what does a technique add to the loss?"""
 
 from collections.abc import Mapping, Sequence
+from itertools import permutations
 
 from torch import Tensor
 
@@ -16,9 +17,9 @@ from tacit.equations.target import (
     write_equations,
 )
 from tacit.equations.trajectory import GROUPS
-from tacit.errors import check_whole
+from tacit.errors import InputError, check_whole
 from tacit.objective.objective import Objective, check_objective
-from tacit.objective.params import Params, Scope, norm
+from tacit.objective.params import Params, Scope, norm, shorten
 from tacit.regularizers.family import Regularizer
 
 
@@ -41,6 +42,7 @@ def difference_target(
     """
     for objective in (technique, plain):
         check_objective(objective)
+    _check_same_parameters(technique, plain)
     if groups is None:
         draws = [independent_draws(o) for o in (technique, plain) if o.random]
         groups = max(2, min([GROUPS, *draws]))  # with one draw, two groups are refused below
@@ -90,6 +92,17 @@ def difference_equations(
     candidates = check_candidates(regularizers, None)  # before the passes over the data
     target = difference_target(technique, plain, params=params, groups=groups)
     return write_equations(target.setting, target.points, candidates, rows)
+
+
+def _check_same_parameters(technique: Objective, plain: Objective) -> None:
+    """Refuse objectives that train different parameters."""
+    pair = {"technique": technique.params, "plain": plain.params}
+    for (one, names), (other, others) in permutations(pair.items()):
+        if lacking := [n for n in names if n not in others]:
+            raise InputError(
+                f"the {one} objective trains {shorten(lacking)}, and the {other} one does not: "
+                "pass objectives of the same model, with the same parameters frozen."
+            )
 
 
 def _subtract_in_place(technique: Sequence[Params], plain: Sequence[Params]) -> Sequence[Params]:

@@ -43,6 +43,18 @@ def user_reader(objective: Objective) -> MeanLoss | ExampleLosses | LossPerBatch
     return reader
 
 
+def has_technique(objective: Objective) -> bool:
+    """Whether a technique changes its batches or moves its weights; label smoothing does not."""
+    reader = objective._passes.loss
+    reader = reader.reader if isinstance(reader, WholeBatches) else reader
+    return has_shift(objective) or isinstance(reader, ChangedBatches)
+
+
+def has_shift(objective: Objective) -> bool:
+    """Whether it is evaluated at θ + shift(θ), as with sam()."""
+    return objective._shift is not None
+
+
 def probe_of(objective: Objective) -> BatchPair:
     """A few examples of the data with their weights, on the model's device."""
     return objective._passes.to_model(objective._probe)

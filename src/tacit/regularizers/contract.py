@@ -50,9 +50,9 @@ def check_contract(
 
     The clauses are: unique names, and one value per name; columns in float64, equal to the finite
     differences of the value, at these parameters, and to its gradient by autograd; slices equal to
-    the whole; zeros outside the scope; the same numbers at every call; finite numbers at zero
-    weights; kinks and subspaces of the right shape; and what the regularizer says of itself
-    (separable, entrywise, definition, cost, influence).
+    the whole; zeros outside the scope; the same numbers at every call and for every layout in
+    memory; finite numbers at zero weights; kinks and subspaces of the right shape; and what the
+    regularizer says of itself (separable, entrywise, definition, cost, influence).
 
     Trap: a derivative is tested at these parameters only. Take weights of ordinary size, random
     rather than trained, and call it again at weights where the penalty is special.
@@ -335,6 +335,26 @@ def _precision(case: Case) -> Violations:
             yield f"rows of {tensor_name!r} for weights in float32 are not those in float64."
 
 
+def _layout(case: Case) -> Violations:
+    """Columns and values do not depend on how the entries of a tensor lie in memory."""
+    moved = case.at({n: _in_other_order(p) for n, p in case.params.items()})
+    for tensor_name, rows in dense_rows(case.regularizer.bind(moved), moved).items():
+        if not _close(rows, case.rows[tensor_name]):
+            yield (
+                f"rows of {tensor_name!r} are others where its entries lie in memory in another "
+                "order, as in channels_last: read them by flatten() or reshape()."
+            )
+    if not _close(case.regularizer.value(moved), case.regularizer.value(case.params)):
+        yield "value(params) is another where entries lie in memory in another order."
+
+
+def _in_other_order(tensor: Tensor) -> Tensor:
+    """The same tensor, in memory with its first dimension last, and with gaps."""
+    dimensions = range(tensor.ndim - 1, -1, -1)
+    turned = tensor.permute(*dimensions)
+    return torch.stack([turned, torch.zeros_like(turned)], dim=-1)[..., 0].permute(*dimensions)
+
+
 def _at_zero(case: Case) -> Violations:
     """Columns and values are finite where all weights are zero, or they are refused there."""
     zeros = case.at({n: torch.zeros_like(p) for n, p in case.params.items()})
@@ -431,6 +451,7 @@ CLAUSES = {
     "kinks": _Clause(_kinks_and_subspaces, after=("columns",)),
     "scope": _Clause(_scope, after=("columns",)),
     "precision": _Clause(_precision, after=("columns",)),
+    "memory": _Clause(_layout, after=BOTH),
     "zero weights": _Clause(_at_zero, after=BOTH),
     "same numbers at every call": _Clause(_repeatable, after=BOTH),
     "statements": _Clause(_statements),

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from tacit.errors import InputError, check_type
 from tacit.objective import derivatives
+from tacit.objective.deriving import has_shift, has_technique
 from tacit.objective.losses import BatchLoss
 from tacit.objective.objective import Objective, ObjectiveOptions
 from tacit.objective.params import Params, Scope, select, shorten
@@ -54,6 +55,11 @@ def mean_of(objective: Objective, *, scope: Scope = None, name: str = "mean_of")
     """
     needed = "the tacit.Objective whose mean is the penalty"
     check_type("the objective of mean_of", objective, Objective, needed)
+    if has_shift(objective):
+        raise InputError(
+            "the objective of mean_of has sam(), whose gradient is not the derivative of its "
+            "value: pass the objective without sam. What sam adds is gradient_norm(power=1)."
+        )
     penalty = mean_penalty(objective, objective, scope=scope, name=name, cost="pass")
     return replace(penalty, definition="mean_of")
 
@@ -136,6 +142,12 @@ def per_example(name: str, objective: Objective, penalties: BatchLoss) -> Object
             f"{name} calls the model by itself, and the batches of this objective do not say how: "
             "make it as Objective(model, loss, data) with batches (inputs, …, target). Or write "
             "the penalty per example as Objective.from_batch_loss, and pass that to mean_of."
+        )
+    if has_technique(objective):
+        raise InputError(
+            f"the objective of {name} has a technique ({objective.loss_name}), which would be left "
+            f"out, because {name} reads the examples and weights as they are: pass the objective "
+            "without it."
         )
     options: ObjectiveOptions = {"weights": objective.weights, "batch_norm": objective.batch_norm}
     if objective.batch_size is not None:

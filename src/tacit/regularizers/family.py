@@ -273,6 +273,11 @@ def smallest_subspace(families: Iterable[Columns], tensor_name: str) -> Subspace
     return min(spaces, key=lambda space: space.dimension, default=None)
 
 
+def describe_of(of: Scope) -> str:
+    """Which parameters a derivative is by, for definitions; a function has no text."""
+    return "" if of is None else f"of={of!r}" if isinstance(of, str | list) else "of=…"
+
+
 def check_one_strength(known: Regularizer, strengths: int) -> None:
     """Refuse a known penalty of several strengths."""
     if strengths != 1:

@@ -20,7 +20,7 @@ from tacit.objective.params import (
 )
 from tacit.objective.third_order import random_signs
 from tacit.regularizers.data_dependent import StreamedValue
-from tacit.regularizers.family import Columns, Regularizer, whole_column
+from tacit.regularizers.family import Columns, Regularizer, describe_of, whole_column
 
 EXACT = 512
 """Number of parameters up to which the trace is exact by default."""
@@ -79,6 +79,7 @@ def hessian_trace(
         name,
         trace.bind,
         trace.value,
+        definition=f"hessian_trace({describe_of(of)})",
         influence=trace.influence,
         objective=objective,
         cost="second-order",
@@ -97,7 +98,7 @@ class _Trace(NamedTuple):
 
     def groups(self, params: Params, at: tuple[float, ...] = ()) -> "list[_Group]":
         """The groups of directions at a point; one, of all basis vectors, if exact."""
-        names = select(params, self.of, what=f"of of {self.name}")
+        names = select(params, self.of, what="of")
         entries = sum(params[n].numel() for n in names)
         if self.probes is None and entries <= EXACT:
             return [_Group(params, names, None)]
@@ -186,7 +187,8 @@ class _Group:
         for name in self.names if self.seeds is None else ():
             for entry in range(self.params[name].numel()):
                 direction = {n: torch.zeros_like(p) for n, p in self.params.items()}
-                direction[name].view(-1)[entry] = 1
+                place = torch.unravel_index(torch.tensor(entry), direction[name].shape)
+                direction[name][place] = 1
                 yield direction
 
 

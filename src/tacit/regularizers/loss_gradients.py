@@ -11,10 +11,17 @@ from torch import Tensor
 from tacit.errors import InputError, check_number, check_type
 from tacit.objective import derivatives
 from tacit.objective.batches import needs_batch_size
+from tacit.objective.deriving import has_technique
 from tacit.objective.objective import Objective
 from tacit.objective.params import Params, Scope, norm, select, shorten
 from tacit.regularizers.data_dependent import streamed_value
-from tacit.regularizers.family import Columns, Regularizer, weighted_gradient, whole_column
+from tacit.regularizers.family import (
+    Columns,
+    Regularizer,
+    describe_of,
+    weighted_gradient,
+    whole_column,
+)
 
 MIN_SIGNAL = 10.0
 """A gradient of a smaller multiple of its rounding error has no reliable direction."""
@@ -65,8 +72,7 @@ def gradient_norm(
         function: _Function = _SquaredNorm()
     else:
         function = _Norm(partial(_zero_level, objective))
-    part = "" if of is None else f", of={of!r}" if isinstance(of, str | list) else ", of=…"
-    definition = f"gradient_norm(power={power}{part})"
+    definition = f"gradient_norm({', '.join(filter(None, (f'power={power}', describe_of(of))))})"
     return _of_gradient(_LossGradient(objective, known), function, name, scope, of, definition)
 
 
@@ -216,6 +222,11 @@ def _check_batches(objective: Objective) -> None:
         raise InputError(
             "the objective of gradient_variance is random (training=True), and the variance over "
             "batches would contain that of the draws: pass an objective without training=True."
+        )
+    if has_technique(objective):
+        raise InputError(
+            f"the objective of gradient_variance has a technique ({objective.loss_name}), whose "
+            "draws or step would be in the variance over batches: pass the objective without it."
         )
     if needs_batch_size(objective.data) and objective.batch_size is None:
         raise InputError(

@@ -184,7 +184,7 @@ CATALOGUE = (
         "gradient_variance(objective)",
         "mean over batches of ‖∇L_batch − ∇L‖²",
         "second-order",
-        EXAMPLES,
+        "the column counts as fixed, because which examples share a batch is",
         "gradient_norm: only the sum of both is ‖∇L_batch‖²; hessian_trace near a fit without "
         "residuals.",
     ),

@@ -1,12 +1,12 @@
 """Which parts of a batch are the inputs that a technique changes."""
 
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Mapping, MutableMapping, Sequence
 from copy import copy
 from typing import Any
 
 from torch import Tensor
 
-from tacit.errors import InputError
+from tacit.errors import InputError, check_type
 from tacit.objective.deriving import probe_of, user_reader
 from tacit.objective.losses import MeanLoss
 from tacit.objective.objective import Objective
@@ -37,6 +37,8 @@ def find_inputs(objective: Objective, inputs: Any, technique: str) -> list[Key]:
                 "the inputs to change: pass inputs=, a name or position, or a list of them."
             )
         inputs = keys
+    needed = "the name or position of a part of a batch, or a list of them"
+    check_type("inputs", inputs, str | int | Sequence, needed)
     chosen = [inputs] if isinstance(inputs, str | int) else list(inputs)
     missing = [key for key in chosen if isinstance(key, bool) or key not in keys]
     if missing or not chosen:

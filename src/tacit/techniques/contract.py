@@ -50,6 +50,7 @@ def check_contract(
     check_objective(objective)
     before = _state(objective)
     result = technique(objective)
+    unchanged = _same_state(before, _state(objective))
     check_objective(result, what="what the technique returned")
     broken = [
         *_broken_facts(technique, objective, result),
@@ -58,7 +59,7 @@ def check_contract(
         *_broken_batches(technique, objective, result),
         *_broken_zero(objective, result, at_zero),
     ]
-    if not _same_state(before, _state(objective)):
+    if not unchanged or not _same_state(before, _state(objective)):
         broken.append("it changes the model, its mode or buffers, or the global random state")
     if broken:
         raise InputError(f"the technique breaks its contract: {'; '.join(broken)}.")
@@ -194,6 +195,7 @@ def _state(objective: Objective) -> tuple[list[torch.Tensor], list[bool], list[o
         len(module._forward_hooks) + len(module._forward_pre_hooks) for module in model.modules()
     ]
     others += [parameter.grad for parameter in model.parameters()]
+    others += [parameter.requires_grad for parameter in model.parameters()]
     return [*tensors, *random_states], modes, others
 
 

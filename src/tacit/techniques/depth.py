@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tacit.errors import InputError, check_number
+from tacit.errors import InputError, check_number, check_type
 from tacit.objective.batches import BatchPair, row_count, tensors_in
 from tacit.objective.deriving import count_calls, probe_of, with_noise, with_scale
 from tacit.objective.models import named_modules
@@ -92,6 +92,8 @@ def _rows(batch: Any) -> int:
 
 def _check_layers(objective: Objective, layers: Any) -> list[str]:
     """The names of layers, each called once with one row per example."""
+    needed = "the name of a module, or a list of names"
+    check_type("layers", layers, str | Sequence, needed)
     names = [layers] if isinstance(layers, str) else list(layers)
     modules = named_modules(objective.model)
     unknown = [name for name in names if name not in modules or not name]
