@@ -283,3 +283,9 @@ def test_the_same_dropout_masks_cancel_from_every_group_of_draws():
     vectors = target.points[0].vectors
     assert len(vectors) == 8
     assert all(tensor.abs().max() < 1e-6 for vector in vectors for tensor in vector.values())
+
+
+def test_an_augmentation_without_a_generator_is_refused():
+    objective = tacit.Objective(tanh_mlp(0), F.mse_loss, random_data(0))
+    with pytest.raises(tacit.InputError, match="take the generator as its second argument"):
+        techniques.augment(objective, lambda inputs: inputs + 1)

@@ -161,7 +161,7 @@ def _fit_name(name: str, width: int) -> str:
 
 
 def _align(cells: Sequence[str], sizes: Sequence[int]) -> str:
-    return "".join(f"{text:>{size}}" for text, size in zip(cells, sizes, strict=True))
+    return "".join(f" {text:>{size - 1}}" for text, size in zip(cells, sizes, strict=True))
 
 
 def _shown_bars(fit: "Fit") -> dict[str, ErrorBars]:

@@ -1,6 +1,7 @@
 """Techniques that change the examples: noise on inputs, augmentation, mixup."""
 
 from collections.abc import Callable, Mapping, Sequence
+from inspect import signature
 from typing import Any
 
 import torch
@@ -100,6 +101,13 @@ def augment(
     """
     check_objective(objective)
     check_type("function", function, Callable, "a function of (inputs, generator)")
+    try:
+        signature(function).bind("inputs", "generator")
+    except TypeError as error:
+        raise InputError(
+            f"the augmentation cannot be called with (inputs, generator) ({error}): take the "
+            "generator as its second argument, and draw every random number from it."
+        ) from error
     by_target = has_target(objective)
 
     def change(_: nn.Module, pair: BatchPair, noise: Noise) -> BatchPair:
