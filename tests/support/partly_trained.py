@@ -7,6 +7,8 @@ from torch.nn import functional as F
 
 import tacit
 from support.models import random_data, tanh_mlp
+from tacit.objective.params import select
+from tacit.regularizers.family import whole_column
 
 
 @cache
@@ -24,11 +26,12 @@ def partly_trained(seed):
 def random_direction(name, seed, scope=None):
     """A penalty whose gradient is one random direction."""
 
-    def value(params):
+    def direction(params):
         generator = torch.Generator().manual_seed(seed)
-        return sum(
-            (p * torch.randn(p.shape, generator=generator, dtype=p.dtype)).sum()
-            for p in params.values()
-        )
+        entries = {n: torch.randn(p.shape, generator=generator).to(p) for n, p in params.items()}
+        return {n: entries[n] for n in select(params, scope, what="scope")}
 
-    return tacit.regularizer(name, value, scope=scope)
+    def value(params):
+        return sum((params[n] * v).sum() for n, v in direction(params).items()).reshape(1)
+
+    return tacit.Regularizer(name, lambda params: whole_column(name, direction(params)), value)

@@ -80,7 +80,7 @@ def test_noise_of_columns_and_targets_does_not_bias_the_strength_of_the_populati
         return mean_of(Objective.from_batch_loss(model, penalty, objective.data), name="R")
 
     estimates, covered, doubtful = [], 0, 0
-    for seed in range(2000, 2024):
+    for seed in range(2000, 2014):
         fit = cross_fit(model, half_squares, sample(seed, S, beta), candidates, seed=seed)
         low, high = fit.intervals()["sampling"]["R"]
         covered += low < STRENGTH < high
@@ -88,8 +88,8 @@ def test_noise_of_columns_and_targets_does_not_bias_the_strength_of_the_populati
         estimates.append(fit.strengths["R"] / STRENGTH)
     estimates = torch.tensor(estimates)
     assert abs(estimates.mean() - 1) < 3 * estimates.std() / len(estimates) ** 0.5
-    assert covered >= 20
-    assert doubtful <= 3
+    assert covered >= 11
+    assert doubtful <= 2
 
 
 def test_columns_that_are_noise_are_named():
