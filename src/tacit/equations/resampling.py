@@ -135,11 +135,7 @@ def check_candidates_of(
     regularizers: Any, known: Mapping[Regularizer, float] | None
 ) -> CandidatesOf:
     """Candidates as a function of the objective; those that would keep other data are refused."""
-    if callable(regularizers):
-        listed, make = (), _CandidatesOnNewData(cast(CandidatesOf, regularizers))
-    else:
-        listed = check_candidates(regularizers, known).estimated
-        make: CandidatesOf = lambda _: listed  # noqa: E731
+    listed = () if callable(regularizers) else check_candidates(regularizers, known).estimated
     fixed = [r.name for r in (*listed, *check_known(known)) if r.objective is not None]
     if fixed:
         raise InputError(
@@ -147,7 +143,9 @@ def check_candidates_of(
             "other data: pass regularizers as a function of the objective, such as lambda "
             "objective: [tacit.regularizers.gradient_norm(objective)]."
         )
-    return make
+    if listed:
+        return lambda _: listed
+    return _CandidatesOnNewData(cast(CandidatesOf, regularizers))
 
 
 class _CandidatesOnNewData:

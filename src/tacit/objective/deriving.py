@@ -126,8 +126,7 @@ def with_noise(
     passes = objective._passes
     reader = _changed(passes.loss, change, noisy=passes.paired, copies=copies)
     if move is not None and passes.move is not None:
-        first, second = passes.move, move
-        move = lambda params, noise: second(first(params, noise), noise)  # noqa: E731
+        move = _one_after_the_other(passes.move, move)
     # Pair j has the dropout masks and the reading of the data that draw j of the objective has, so
     # that both cancel from the difference.
     passes = replace(
@@ -183,6 +182,11 @@ def _derive(objective: Objective, passes: Passes, label: str) -> Objective:
     derived.compared = ComparedDerivatives(passes, objective._probe)
     derived.loss_name = f"{objective.loss_name} with {label}" if label else objective.loss_name
     return derived
+
+
+def _one_after_the_other(first: Move, second: Move) -> Move:
+    """The weights moved by one technique, and then by another."""
+    return lambda params, noise: second(first(params, noise), noise)
 
 
 def _changed(
