@@ -1,0 +1,43 @@
+"""Known laws, recovered
+
+Every line is a training technique whose penalty and coefficient are known, from a paper or by a
+short derivation: a small model is trained or compared with it, and the coefficient is estimated
+without being told. The points are estimate/theory, the lines 95 % intervals where theory is
+compared with random draws; filled points are of laws that hold exactly, hollow ones of laws that
+hold in the limit of a small parameter, whose order of convergence is measured too.
+
+Not in the paper. An estimator that is wrong in a sign, a factor or a convention misses all of them.
+"""
+
+from functools import partial
+
+from tacit_paper import Work, on_one_thread
+from tacit_paper.laws import dropout, endpoints, noise, objectives, optimizers
+from tacit_paper.laws.checks import check
+from tacit_paper.laws.config import PAPER, QUICK, Config
+from tacit_paper.laws.figure import plot
+from tacit_paper.laws.law import law_rows, laws_in
+
+__all__ = ["PAPER", "QUICK", "SECTIONS", "Config", "check", "plot", "work"]
+
+SECTIONS = {
+    "steps of finite size": optimizers,
+    "sharpness and noise": noise,
+    "dropout": dropout,
+    "losses, labels and examples": objectives,
+    "where training ends": endpoints,
+}
+"""The laws, by what they are about."""
+
+
+def work(config: Config, device: str) -> Work:
+    """The units of work, by name: one per law."""
+    seeds = range(config.first, config.first + config.seeds)
+    options = {"seeds": seeds, "more_draws": config.more_draws}
+    return on_one_thread(
+        {
+            law.name: partial(law_rows, law, section, **options)
+            for section, module in SECTIONS.items()
+            for law in laws_in(module)
+        }
+    )

@@ -1,0 +1,1 @@
+"""Laws of where training ends: decay, early stopping, averaging, other parameters of a model."""

@@ -1,0 +1,1 @@
+"""Laws of changed losses, labels and examples."""
