@@ -43,8 +43,8 @@ class Config:
 
 PAPER = Config()
 QUICK = Config(
-    pools=4,
+    pools=2,
     endpoints=(1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 15, 20, 30, 40, 50, 70, 100),
-    draws=20,
+    draws=12,
     draw_pools=1,
 )

@@ -22,4 +22,4 @@ class Config:
 
 
 PAPER = Config()
-QUICK = Config(replicates=30, examples=600, part=150, many=256, steps=40, step_replicates=15)
+QUICK = Config(replicates=16, examples=600, part=150, many=256, steps=40, step_replicates=8)

@@ -30,7 +30,7 @@ def plot(rows: Table) -> "plots.Figure":
 
 def _draw_term(axes: Any, y: int, row: Any, colour: str) -> None:
     """A point, its interval where it is drawn, and the measured order beside it."""
-    if row.half_width == row.half_width:
+    if row.drawn:
         axes.plot([row.low, row.high], [y, y], color=colour, lw=1.2)
     face = "white" if row.order else colour
     axes.plot(row.ratio, y, "o", color=colour, mfc=face, ms=3.8, zorder=3)

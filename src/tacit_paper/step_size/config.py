@@ -36,5 +36,5 @@ class Config:
 PAPER = Config()
 QUICK = Config(
     data="digits", normalisation=(0.3053, 0.3761), train=1200, validation=200, test=397,
-    widths=(32, 64), etas=(1e-3, 1e-2, 5e-2, 1e-1), epochs=40, batch_size=16, probe=512,
+    widths=(32, 64), etas=(1e-3, 1e-2, 5e-2, 1e-1), epochs=25, batch_size=16, probe=512,
 )  # fmt: skip
