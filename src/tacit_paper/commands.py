@@ -96,7 +96,7 @@ def choose_device(name: str) -> tuple[str, str]:
 
 
 def _reproduce_one(name: str, preset: str, folder: Path, device: str, force: bool) -> None:
-    """Compute the rows of one figure, draw it, and print its key numbers."""
+    """Compute the rows of one figure, draw it where anything is new, print its key numbers."""
     from tacit_paper import plots, store
 
     experiment = find_experiment(name)
@@ -105,7 +105,8 @@ def _reproduce_one(name: str, preset: str, folder: Path, device: str, force: boo
             result = store.run_experiment(
                 name, experiment, preset, folder, device=device, force=force, advance=advance
             )
-        plots.draw(result)
+        if result.reused < len(result.rows) or not plots.are_drawn(result):
+            plots.draw(result)
     with plots.report_other_rows(result):
         checks = experiment.check(result.rows)
     reused = f", {result.reused:,} of them reused" if result.reused else ""

@@ -43,6 +43,11 @@ def save(figure: "Figure", folder: Path) -> list[Path]:
     return list(paths.values())
 
 
+def are_drawn(result: Result) -> bool:
+    """Whether a result has its figure in all formats."""
+    return all((result.folder / f"figure.{kind}").is_file() for kind in FORMATS)
+
+
 def draw(result: Result) -> list[Path]:
     """Draw the figure of a result from its rows, and write it to the result's folder."""
     with report_other_rows(result):

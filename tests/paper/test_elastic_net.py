@@ -39,8 +39,8 @@ TINY = replace(
     train=256,
     epochs=12,
     fit_epochs=20,
-    polished=((1, 1),),
-    retrained=((0.1, 1, 1),),
+    polished=((0.1, 1),),
+    retrained=((1, 1, 1),),
 )
 
 
