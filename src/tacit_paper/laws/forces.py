@@ -1,5 +1,7 @@
 """Laws of what acts beside the loss gradient in every step: clipping, weight decay, noise."""
 
+from functools import partial
+
 import torch
 from scipy.linalg import hadamard
 from torch import Tensor, nn
@@ -50,15 +52,14 @@ def clipping(largest: float, seed: int) -> Recovered:
     path = train(
         objective, sgd, 1, before_step=lambda: nn.utils.clip_grad_norm_(parameters, largest)
     )
-    loss = regularizer("loss", lambda params: loss_at(objective, params))
+    loss = regularizer("loss", lambda params: loss_at(objective.model, params, *objective.data))
     found = fit(trajectory_equations(objective, path, loss))
     return Recovered(found, {"loss": -float(1 - largest / size)})
 
 
-def loss_at(objective: Objective, params: Params) -> Tensor:
-    """½(f − y)² over all examples of an objective, with these parameters."""
-    inputs, target = objective.data
-    return half_squares(functional_call(objective.model, params, inputs), target)
+def loss_at(model: nn.Module, params: Params, inputs: Tensor, target: Tensor) -> Tensor:
+    """½(f − y)² over all examples, with these parameters."""
+    return half_squares(functional_call(model, params, inputs), target)
 
 
 @law(
@@ -147,3 +148,107 @@ def scale_invariant_steps(decay: float, seed: int) -> Recovered:
     sgd = torch.optim.SGD(objective.model.parameters(), lr=0.1, weight_decay=decay)
     found = fit(trajectory_equations(objective, train(objective, sgd, 12), l2()))
     return Recovered(found, {"l2": decay / 2})
+
+
+@law(
+    "Langevin steps h with noise √(2hT): mean weights",
+    {"log_det": "T/2 · log det H(1 − hH/2)⁻¹"},
+    source="at rest E ∇L = 0 and HC + CH − hHCH = 2T; for h → 0 it is log det H",
+    parameter="T",
+    values=(4e-3, 2e-3, 1e-3),
+    order=1,
+)
+def langevin(temperature: float, seed: int, step: float = 2.0) -> Recovered:
+    """Logistic regressions at the exact mean of the chain: its density is moved on a grid.
+
+    E ∇L = ∇L(θ̄) + ½ Σ C_jk ∂_j∂_k∇L to first order in T, C the covariance of the chain at rest.
+    """
+    parts = []
+    for data_set in range(5):
+        X, truth, noise = draw(1000 * seed + data_set, (60, 2), (1, 2), (60, 1))
+        y = (X @ truth.T / truth.norm() + noise > 0).double()
+        objective = Objective(linear_model(truth), binary_cross_entropy_with_logits, (X, y))
+
+        def log_det(params: Params, X: Tensor = X) -> Tensor:
+            p = (X @ params["weight"].T).sigmoid()
+            H = X.T @ (p * (1 - p) * X) / len(X)
+            return torch.logdet(H) - torch.logdet(torch.eye(2).double() - step / 2 * H)
+
+        mean = {"weight": mean_of_logistic_chain(X, y, step, temperature)[None]}
+        penalty = regularizer("log_det", log_det)
+        parts.append(endpoint_equations(objective, penalty, params=mean))
+    return Recovered(fit(stack(parts)), {"log_det": temperature / 2})
+
+
+def mean_of_logistic_chain(X: Tensor, y: Tensor, step: float, temperature: float) -> Tensor:
+    """The mean at rest of θ' = θ − h∇L(θ) + √(2hT)·z, for two weights of logistic regression.
+
+    A density on a grid of 31 × 31 points is moved by the chain's own transition probabilities.
+    """
+    centre, H = torch.zeros(2).double(), torch.eye(2).double()
+    for _ in range(30):  # Newton's method
+        p = (X @ centre).sigmoid()[:, None]
+        H = X.T @ (p * (1 - p) * X) / len(X)
+        centre = centre - torch.linalg.solve(H, (X.T @ (p - y))[:, 0] / len(X))
+    spread = (temperature * torch.linalg.inv(H - step / 2 * H @ H)).diag().sqrt()
+    ticks = centre[:, None] + spread[:, None] * torch.linspace(-7, 7, 31).double()
+    grid = torch.cartesian_prod(*ticks)
+    moved = grid - step * ((grid @ X.T).sigmoid() - y.T) @ X / len(X)
+    first, second = (
+        torch.exp(-(ticks[k][:, None] - moved[:, k]).square() / (4 * step * temperature))
+        for k in range(2)
+    )
+    density = torch.ones(len(grid)).double()
+    for _ in range(150):
+        density = ((first * density) @ second.T).flatten()
+        density = density / density.sum()
+    return density @ grid
+
+
+@law(
+    "SGD with label noise σ on the solution manifold",
+    {"curvature": "ησ²/B · −tr log(1 − ηH/2)/(2η)"},
+    source="Damian et al. 2021, with the exact covariance of steps of finite size",
+    parameter="σ",
+    values=(0.02, 0.01, 0.005),
+    order=2,
+)
+def label_noise(sigma: float, seed: int) -> Recovered:
+    """For small η the penalty is ¼ tr H. Means are over 256 runs whose signs have no correlation.
+
+    The columns of a Hadamard matrix and its opposite have the first three moments of independent
+    signs, so that the mean over runs is the expectation up to order σ⁴.
+    """
+    (inputs,) = draw(seed, (3, 2))
+    X, model = 2 * torch.linalg.qr(inputs).Q.T, tanh_network(seed, (3, 4, 1))
+    y = model(X).detach()  # the weights fit the labels: training starts on the manifold
+    objective = Objective(model, half_squares, (X, y))
+
+    def curvature(params: Params) -> Tensor:
+        eigenvalues = torch.linalg.eigvalsh(hessian_at(objective, params))[-len(X) :]
+        return -torch.log(1 - step / 2 * eigenvalues).sum() / (2 * step)
+
+    step = 1 / float(torch.linalg.eigvalsh(hessian_at(objective, objective.point())).max())
+    columns = torch.from_numpy(hadamard(128)[:, 1:127]).double()
+    signs = torch.cat([columns, -columns]).reshape(256, 63, 2, 1)
+    gradients = vmap(grad(partial(loss_at, model)), in_dims=(0, None, 0))
+    runs = {n: p.expand(256, *p.shape) for n, p in objective.point().items()}
+    means = []
+    for t in range(63):
+        slopes = gradients(runs, X, y + sigma * signs[:, t])
+        runs = {n: p - step * slopes[n] for n, p in runs.items()}
+        means.append({n: p.mean(0) for n, p in runs.items()})
+    path = Trajectory.from_positions(means[-3:], step)
+    found = fit(trajectory_equations(objective, path, regularizer("curvature", curvature)))
+    return Recovered(found, {"curvature": step * sigma**2 / len(X)})
+
+
+def hessian_at(objective: Objective, params: Params) -> Tensor:
+    """The whole Hessian of the squared loss, as one matrix."""
+
+    def loss(entries: Tensor) -> Tensor:
+        parts = entries.split([p.numel() for p in params.values()])
+        point = {n: part.view_as(params[n]) for n, part in zip(params, parts, strict=True)}
+        return loss_at(objective.model, point, *objective.data)
+
+    return hessian(loss)(torch.cat([p.flatten() for p in params.values()]))
