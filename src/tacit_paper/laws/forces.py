@@ -19,8 +19,9 @@ from tacit import (
     stack,
     trajectory_equations,
 )
+from tacit.equations import Equations
 from tacit.objective.params import Params
-from tacit.regularizers import activation_norm, metric_ridge
+from tacit.regularizers import metric_ridge
 from tacit_paper.laws.law import Recovered, law
 from tacit_paper.laws.loops import loss_of, train
 from tacit_paper.laws.small_models import (
@@ -28,7 +29,6 @@ from tacit_paper.laws.small_models import (
     half_squares,
     linear_model,
     regression,
-    regression_data,
     tanh_network,
 )
 
@@ -98,7 +98,8 @@ class UnitLength(nn.Module):
 
     def __init__(self, seed: int):
         super().__init__()
-        self.weight = nn.Parameter(*draw(seed + 1000, (3, 5)))
+        (weight,) = draw(seed + 1000, (3, 5))
+        self.weight = nn.Parameter(weight)
 
     def forward(self, inputs: Tensor) -> Tensor:
         """(W/‖W‖) x."""
@@ -112,7 +113,7 @@ def scale_invariant(seed: int) -> Objective:
 
 
 @law(
-    "weight decay of scale-invariant weights: endpoint",
+    "decay of scale-invariant weights: endpoint",
     {"l2": "0 · ‖θ‖²", "outputs": "μ · mean Σ√(1 + f²)"},
     source="⟨θ, ∇L⟩ = 0 for all θ, whatever decay was applied",
     parameter="μ",
@@ -136,7 +137,7 @@ def scale_invariant_endpoint(strength: float, seed: int, decay: float = 2e-3) ->
 
 
 @law(
-    "weight decay w of scale-invariant weights: steps",
+    "decay w of scale-invariant weights: steps",
     {"l2": "w/2 · ‖θ‖²"},
     source="∇(w/2 · ‖θ‖²) = wθ is added to every gradient",
     parameter="w",
@@ -151,39 +152,41 @@ def scale_invariant_steps(decay: float, seed: int) -> Recovered:
 
 
 @law(
-    "Langevin steps h with noise √(2hT): mean weights",
+    "Langevin steps h, noise √(2hT): mean weights",
     {"log_det": "T/2 · log det H(1 − hH/2)⁻¹"},
     source="at rest E ∇L = 0 and HC + CH − hHCH = 2T; for h → 0 it is log det H",
     parameter="T",
-    values=(4e-3, 2e-3, 1e-3),
+    values=(1e-3, 5e-4, 2.5e-4),
     order=1,
 )
-def langevin(temperature: float, seed: int, step: float = 2.0) -> Recovered:
+def langevin(temperature: float, seed: int, step: float = 3.0) -> Recovered:
     """Logistic regressions at the exact mean of the chain: its density is moved on a grid.
 
     E ∇L = ∇L(θ̄) + ½ Σ C_jk ∂_j∂_k∇L to first order in T, C the covariance of the chain at rest.
     """
-    parts = []
-    for data_set in range(5):
-        X, truth, noise = draw(1000 * seed + data_set, (60, 2), (1, 2), (60, 1))
-        y = (X @ truth.T / truth.norm() + noise > 0).double()
-        objective = Objective(linear_model(truth), binary_cross_entropy_with_logits, (X, y))
-
-        def log_det(params: Params, X: Tensor = X) -> Tensor:
-            p = (X @ params["weight"].T).sigmoid()
-            H = X.T @ (p * (1 - p) * X) / len(X)
-            return torch.logdet(H) - torch.logdet(torch.eye(2).double() - step / 2 * H)
-
-        mean = {"weight": mean_of_logistic_chain(X, y, step, temperature)[None]}
-        penalty = regularizer("log_det", log_det)
-        parts.append(endpoint_equations(objective, penalty, params=mean))
+    parts = [_chain_at_rest(10 * seed + number, temperature, step) for number in range(4)]
     return Recovered(fit(stack(parts)), {"log_det": temperature / 2})
+
+
+def _chain_at_rest(seed: int, temperature: float, step: float) -> Equations:
+    """Equations at the mean weights of a logistic regression."""
+    X, truth, noise = draw(seed, (60, 2), (1, 2), (60, 1))
+    y = (X @ truth.T / truth.norm() + 2 * noise > 0).double()
+    objective = Objective(linear_model(truth), binary_cross_entropy_with_logits, (X, y))
+
+    def log_det(params: Params) -> Tensor:
+        p = (X @ params["weight"].T).sigmoid()
+        H = X.T @ (p * (1 - p) * X) / len(X)
+        return torch.logdet(H) - torch.logdet(torch.eye(2).double() - step / 2 * H)
+
+    mean = {"weight": mean_of_logistic_chain(X, y, step, temperature)[None]}
+    return endpoint_equations(objective, regularizer("log_det", log_det), params=mean)
 
 
 def mean_of_logistic_chain(X: Tensor, y: Tensor, step: float, temperature: float) -> Tensor:
     """The mean at rest of θ' = θ − h∇L(θ) + √(2hT)·z, for two weights of logistic regression.
 
-    A density on a grid of 31 × 31 points is moved by the chain's own transition probabilities.
+    A density on a grid of 25 × 25 points is moved by the chain's own transition probabilities.
     """
     centre, H = torch.zeros(2).double(), torch.eye(2).double()
     for _ in range(30):  # Newton's method
@@ -191,7 +194,7 @@ def mean_of_logistic_chain(X: Tensor, y: Tensor, step: float, temperature: float
         H = X.T @ (p * (1 - p) * X) / len(X)
         centre = centre - torch.linalg.solve(H, (X.T @ (p - y))[:, 0] / len(X))
     spread = (temperature * torch.linalg.inv(H - step / 2 * H @ H)).diag().sqrt()
-    ticks = centre[:, None] + spread[:, None] * torch.linspace(-7, 7, 31).double()
+    ticks = centre[:, None] + spread[:, None] * torch.linspace(-6, 6, 25).double()
     grid = torch.cartesian_prod(*ticks)
     moved = grid - step * ((grid @ X.T).sigmoid() - y.T) @ X / len(X)
     first, second = (
@@ -199,14 +202,14 @@ def mean_of_logistic_chain(X: Tensor, y: Tensor, step: float, temperature: float
         for k in range(2)
     )
     density = torch.ones(len(grid)).double()
-    for _ in range(150):
+    for _ in range(200):
         density = ((first * density) @ second.T).flatten()
         density = density / density.sum()
     return density @ grid
 
 
 @law(
-    "SGD with label noise σ on the solution manifold",
+    "label noise σ on the manifold of solutions",
     {"curvature": "ησ²/B · −tr log(1 − ηH/2)/(2η)"},
     source="Damian et al. 2021, with the exact covariance of steps of finite size",
     parameter="σ",
@@ -214,13 +217,13 @@ def mean_of_logistic_chain(X: Tensor, y: Tensor, step: float, temperature: float
     order=2,
 )
 def label_noise(sigma: float, seed: int) -> Recovered:
-    """For small η the penalty is ¼ tr H. Means are over 256 runs whose signs have no correlation.
+    """For small η the penalty is ¼ tr H, over the curved directions: one for each label.
 
-    The columns of a Hadamard matrix and its opposite have the first three moments of independent
-    signs, so that the mean over runs is the expectation up to order σ⁴.
+    The mean over 128 runs is the expectation up to order σ⁴: their signs, the columns of a Hadamard
+    matrix and of its opposite, have the first three moments of independent signs.
     """
-    (inputs,) = draw(seed, (3, 2))
-    X, model = 2 * torch.linalg.qr(inputs).Q.T, tanh_network(seed, (3, 4, 1))
+    (x,) = draw(seed, (3,))
+    X, model = torch.stack([x, -x]) * 2 / x.norm(), tanh_network(seed, (3, 4, 1))
     y = model(X).detach()  # the weights fit the labels: training starts on the manifold
     objective = Objective(model, half_squares, (X, y))
 
@@ -229,12 +232,12 @@ def label_noise(sigma: float, seed: int) -> Recovered:
         return -torch.log(1 - step / 2 * eigenvalues).sum() / (2 * step)
 
     step = 1 / float(torch.linalg.eigvalsh(hessian_at(objective, objective.point())).max())
-    columns = torch.from_numpy(hadamard(128)[:, 1:127]).double()
-    signs = torch.cat([columns, -columns]).reshape(256, 63, 2, 1)
+    columns = torch.from_numpy(hadamard(64)[:, 1:63]).double()
+    signs = torch.cat([columns, -columns]).reshape(128, 31, 2, 1)
     gradients = vmap(grad(partial(loss_at, model)), in_dims=(0, None, 0))
-    runs = {n: p.expand(256, *p.shape) for n, p in objective.point().items()}
+    runs = {n: p.expand(128, *p.shape) for n, p in objective.point().items()}
     means = []
-    for t in range(63):
+    for t in range(31):
         slopes = gradients(runs, X, y + sigma * signs[:, t])
         runs = {n: p - step * slopes[n] for n, p in runs.items()}
         means.append({n: p.mean(0) for n, p in runs.items()})

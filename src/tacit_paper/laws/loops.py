@@ -20,17 +20,20 @@ def train(
     after_step: Callable[[], object] = lambda: None,
 ) -> Trajectory:
     """Steps of torch's optimizer on all examples: `count` of them are recorded, after `skip`."""
-    recorder = None
-    for number in range(skip + count):
-        if number == skip:
-            recorder = record(objective.model, optimizer)
+
+    def update() -> None:
         optimizer.zero_grad()
         loss_of(objective).backward()
         before_step()
         optimizer.step()
-        if recorder:
-            recorder.step()
         after_step()
+
+    for _ in range(skip):
+        update()
+    recorder = record(objective.model, optimizer)
+    for _ in range(count):
+        update()
+        recorder.step()
     return recorder.trajectory()
 
 

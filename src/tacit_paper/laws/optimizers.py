@@ -151,9 +151,7 @@ def heavy_ball(step: float, seed: int, beta: float = 0.5) -> Recovered:
 def nesterov(step: float, seed: int, beta: float = 0.5) -> Recovered:
     """As heavy ball, with the newest gradient counted more."""
     objective = regression(seed)
-    sgd = torch.optim.SGD(
-        objective.model.parameters(), lr=step, momentum=beta, nesterov=True
-    )
+    sgd = torch.optim.SGD(objective.model.parameters(), lr=step, momentum=beta, nesterov=True)
     path = train(objective, sgd, 4, skip=40)
     found = against_flow(objective, path, gradient_norm(objective), substeps=1)
     theory = step * (1 - beta + 2 * beta**2) / (4 * (1 - beta) ** 2)
