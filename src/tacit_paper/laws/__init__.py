@@ -12,7 +12,7 @@ Not in the paper. An estimator that is wrong in a sign, a factor or a convention
 from functools import partial
 
 from tacit_paper import Work, on_one_thread
-from tacit_paper.laws import dropout, endpoints, noise, objectives, optimizers
+from tacit_paper.laws import dropout, endpoints, forces, noise, objectives, optimizers
 from tacit_paper.laws.checks import check
 from tacit_paper.laws.config import PAPER, QUICK, Config
 from tacit_paper.laws.figure import plot
@@ -22,6 +22,7 @@ __all__ = ["PAPER", "QUICK", "SECTIONS", "Config", "check", "plot", "work"]
 
 SECTIONS = {
     "steps of finite size": optimizers,
+    "forces beside the gradient": forces,
     "sharpness and noise": noise,
     "dropout": dropout,
     "losses, labels and examples": objectives,
