@@ -10,8 +10,10 @@ from torch.nn import functional as F
 
 from tacit import Objective, Regularizer, estimate, regularizer
 from tacit.objective.params import Params
+from tacit.objective.randomness import Noise
 from tacit_paper.laws.law import Recovered, law
 from tacit_paper.laws.small_models import (
+    Examples,
     class_data,
     classification,
     difference,
@@ -62,17 +64,17 @@ def label_smoothing(eps: float, seed: int) -> Recovered:
     {"smoothing": "ε · mean[log p_y − mean log p_k]"},
     source="the mean loss over the labels is that of smoothed ones",
     parameter="ε",
-    values=(0.1,),
-    draws=2048,
+    values=(0.4,),
+    draws=1024,
 )
 def label_flips(eps: float, seed: int, draws: int) -> Recovered:
     """A label that is drawn anew from K classes with probability ε is smoothed in the mean."""
     objective = classification(seed)
 
-    def flipped(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
-        X, y = batch
-        drawn = torch.where(torch.rand(len(y)) < eps, torch.randint(0, 3, y.shape), y)
-        return F.cross_entropy(model(X), drawn, reduction="none")
+    def flipped(model: nn.Module, batch: Examples, noise: Noise) -> Tensor:
+        (X, y), (when, what) = batch, noise.uniform(batch[0][:, :2]).T
+        labels = torch.where(when < eps, (3 * what).long(), y)
+        return F.cross_entropy(model(X), labels, reduction="none")
 
     technique = Objective.from_batch_loss(
         objective.model, flipped, objective.data, training=True, draws=draws, seed=seed
@@ -327,7 +329,7 @@ def tilted_losses(t: float, seed: int) -> Recovered:
     """(1/t) log mean exp(t ℓ_i) = mean ℓ_i + t/2 · variance + O(t²)."""
     objective = regression(seed)
 
-    def tilted(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    def tilted(model: nn.Module, batch: Examples) -> Tensor:
         losses = (model(batch[0]) - batch[1]).square()[:, 0] / 2
         return ((t * losses).logsumexp(0) - math.log(len(losses))) / t
 
