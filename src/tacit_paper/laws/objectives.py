@@ -33,12 +33,12 @@ def _log_p(output: Tensor, target: Tensor) -> Tensor:
 
 
 def _smoothing(output: Tensor, target: Tensor) -> Tensor:
-    """mean[−mean_k log p_k + log p_y]."""
+    """The mean of −mean_k log p_k + log p_y."""
     return (_log_p(output, target) - output.log_softmax(1).mean(1)).mean()
 
 
 def _negative_entropy(output: Tensor, _: Tensor) -> Tensor:
-    """mean Σ_k p_k log p_k."""
+    """The mean of Σ_k p_k log p_k, the negative entropy."""
     return (output.softmax(1) * output.log_softmax(1)).sum(1).mean()
 
 
@@ -65,7 +65,7 @@ def label_smoothing(eps: float, seed: int) -> Recovered:
     source="the mean loss over the labels is that of smoothed ones",
     parameter="ε",
     values=(0.4,),
-    draws=1024,
+    draws=512,
 )
 def label_flips(eps: float, seed: int, draws: int) -> Recovered:
     """A label that is drawn anew from K classes with probability ε is smoothed in the mean."""
@@ -279,7 +279,7 @@ def residual_clipping(c: float, seed: int) -> Recovered:
     order=2,
 )
 def log_cosh(delta: float, seed: int) -> Recovered:
-    """log cosh(δr)/δ² = ½r² − δ²/12 · r⁴ + O(δ⁴)."""
+    """With log cosh, the loss of a residual is ½r² − δ²/12 · r⁴ + O(δ⁴)."""
     objective = regression(seed)
 
     def rounded(output: Tensor, target: Tensor) -> Tensor:
