@@ -280,13 +280,18 @@ def early_stopping_of_momentum(steps: int, seed: int) -> Recovered:
     return Recovered(fit_targets(data, model.weight, penalty), {"Q": 1.0})
 
 
-def _averaged(seed: int, steps: int, **options: Callable[..., None]) -> tuple[Examples, Tensor]:
-    """Averages of the weights over the steps of gradient descent."""
+def _averaged(
+    seed: int, steps: int, averaging: Callable[..., None] | None = None
+) -> tuple[Examples, Tensor]:
+    """Averages of the weights over the steps of gradient descent, by default their mean."""
     data, start = linear_data(seed), torch.zeros(12, 3, dtype=torch.float64)
-    average = AveragedModel(linear_model(start), **options)  # overwritten by the first iterate
+    average = AveragedModel(
+        linear_model(start), multi_avg_fn=averaging
+    )  # overwritten by the first iterate
     for model in descend_from_zero(data, steps, lr=STEP):
         average.update_parameters(model)
-    return data, average.module.weight
+    (weights,) = average.module.parameters()
+    return data, weights.detach()
 
 
 @law(
@@ -312,7 +317,7 @@ def uniform_averaging(steps: int, seed: int) -> Recovered:
 )
 def exponential_averaging(steps: int, seed: int) -> Recovered:
     """As for the mean of iterates, with the weights of the exponential average."""
-    data, weights = _averaged(seed, steps, multi_avg_fn=get_ema_multi_avg_fn(0.9))
+    data, weights = _averaged(seed, steps, get_ema_multi_avg_fn(0.9))
     P, *others = error_matrices(data[0], steps, STEP)
     for other in others:
         P = 0.9 * P + 0.1 * other
@@ -328,9 +333,9 @@ def exponential_averaging(steps: int, seed: int) -> Recovered:
 )
 def geometric_averaging(ratio: float, seed: int) -> Recovered:
     """The average Σ_k (1 − a)a^k θ_k of all iterates is ridge regression."""
-    data, weights = linear_data(seed), 0.0
+    data, weights = linear_data(seed), torch.zeros(12, 3, dtype=torch.float64)
     for k, model in enumerate(descend_from_zero(data, 300, lr=STEP), start=1):
-        weights = weights + (1 - ratio) * ratio**k * model.weight.detach()
+        weights += (1 - ratio) * ratio**k * model.weight.detach()
     fit = fit_targets(data, weights, l2())
     return Recovered(fit, {"l2": (1 - ratio) / (2 * ratio * STEP)})
 

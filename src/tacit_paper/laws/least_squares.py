@@ -1,7 +1,7 @@
 """Linear regressions: stopped early, with decay of factors, by proximal steps.
 
-From zero, a linear method takes θ to (1 − P)θ*, where θ* solves Sθ* = Xᵀy/n with S = XᵀX/n, and P is a
-polynomial of S. This is the minimum of the loss plus ½θᵀQθ with Q = S P (1 − P)⁻¹, because
+From zero, a linear method takes θ to (1 − P)θ*, where θ* solves Sθ* = Xᵀy/n with S = XᵀX/n, and P
+is a polynomial of S. This is the minimum of the loss plus ½θᵀQθ with Q = S P (1 − P)⁻¹, because
 (S + Q)(1 − P) = S.
 """
 
@@ -37,10 +37,13 @@ def linear_data(seed: int, inputs: int = INPUTS, outputs: int = TARGETS) -> Exam
     return X, X @ truth + 0.5 * noise
 
 
-def descend_from_zero(data: Examples, steps: int, **options: float) -> Iterator[nn.Linear]:
+def descend_from_zero(
+    data: Examples, steps: int, lr: float, momentum: float = 0.0
+) -> Iterator[nn.Linear]:
     """Train a linear model of every target by SGD on the whole data; the model after each step."""
     model = linear_model(torch.zeros(TARGETS, INPUTS, dtype=torch.float64))
-    for _ in train(model, data, torch.optim.SGD(model.parameters(), **options), steps):
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=momentum)
+    for _ in train(model, data, optimizer, steps):
         yield model
 
 
@@ -104,10 +107,12 @@ def decayed_product(
 
 
 def entrywise(*factors: Tensor) -> Tensor:
+    """The product u ⊙ v ⊙ …."""
     return torch.stack(factors).prod(0)
 
 
 def matrix_product(*factors: Tensor) -> Tensor:
+    """The product U V …."""
     return torch.linalg.multi_dot(factors)
 
 
