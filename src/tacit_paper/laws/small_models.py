@@ -3,15 +3,17 @@
 The squared loss has a factor ½, as in most of the theory.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from tacit import Fit, Objective, Regularizer, difference_equations, fit, trajectory_equations
 from tacit.equations import Trajectory, rk4
 from tacit.objective.params import Params
+from tacit.regularizers import mean_of
 
 Examples = tuple[Tensor, Tensor]
 
@@ -86,3 +88,43 @@ def against_flow(
 ) -> Fit:
     """The fit of what moved the weights beside the gradient flow."""
     return fit(trajectory_equations(objective, path, penalties, reference=rk4(substeps)))
+
+
+def classification(seed: int) -> Objective:
+    """The cross-entropy of a small tanh network with three classes."""
+    return Objective(tanh_network(seed, (3, 5, 3)), F.cross_entropy, class_data(seed))
+
+
+def mean_penalty(
+    name: str, objective: Objective, function: Callable[[Tensor, Tensor], Tensor]
+) -> Regularizer:
+    """The mean over examples of function(output, target), as a penalty."""
+    return mean_of(Objective(objective.model, function, objective.data), name=name)
+
+
+def minimise(function: Callable[[], Tensor], tensors: Iterable[Tensor]) -> None:
+    """Minimise a function of tensors by L-BFGS in place, to the last digits."""
+    tensors = [tensor.requires_grad_() for tensor in tensors]
+    optimizer = torch.optim.LBFGS(
+        tensors, max_iter=5000, max_eval=10_000, history_size=50, line_search_fn="strong_wolfe",
+        tolerance_grad=1e-12, tolerance_change=0,
+    )  # fmt: skip
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        value = function()
+        value.backward()
+        return value
+
+    optimizer.step(closure)
+
+
+def train(
+    model: nn.Module, data: Examples, optimizer: torch.optim.Optimizer, steps: int
+) -> Iterator[None]:
+    """Train on the whole data by ½(f − y)²; an iterator that takes a step when it is advanced."""
+    for _ in range(steps):
+        optimizer.zero_grad()
+        half_squares(model(data[0]), data[1]).backward()
+        optimizer.step()
+        yield
