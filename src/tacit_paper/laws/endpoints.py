@@ -128,7 +128,7 @@ def decay_towards_start(decay: float, seed: int) -> Recovered:
     parameter="ε",
     values=(0.1,),
 )
-def adamw(eps: float, seed: int) -> Recovered:
+def adamw_at_rest(eps: float, seed: int) -> Recovered:
     """Without noise training rests where −g = ε·wθ/(1 − w|θ|), entry by entry."""
     decay, model = 0.4, linear_model(torch.zeros(1, 6, dtype=torch.float64))
     options = {"betas": (0.9, 0.99), "weight_decay": decay}

@@ -23,7 +23,7 @@ from tacit.equations import Equations
 from tacit.objective.params import Params
 from tacit.regularizers import metric_ridge
 from tacit_paper.laws.law import Recovered, law
-from tacit_paper.laws.loops import loss_of, train
+from tacit_paper.laws.loops import loss_of, record_steps
 from tacit_paper.laws.small_models import (
     draw,
     half_squares,
@@ -49,7 +49,7 @@ def clipping(largest: float, seed: int) -> Recovered:
     parameters = list(objective.model.parameters())
     size = torch.cat([g.flatten() for g in objective.gradient().values()]).norm()
     sgd = torch.optim.SGD(parameters, lr=0.01)
-    path = train(
+    path = record_steps(
         objective, sgd, 1, before_step=lambda: nn.utils.clip_grad_norm_(parameters, largest)
     )
     loss = regularizer("loss", lambda params: loss_at(objective.model, params, *objective.data))
@@ -73,7 +73,7 @@ def decay_with_momentum(decay: float, seed: int) -> Recovered:
     """What momentum carries over from earlier steps is recorded, and left out."""
     objective = regression(seed)
     sgd = torch.optim.SGD(objective.model.parameters(), 0.01, momentum=0.9, weight_decay=decay)
-    found = fit(trajectory_equations(objective, train(objective, sgd, 12), l2()))
+    found = fit(trajectory_equations(objective, record_steps(objective, sgd, 12), l2()))
     return Recovered(found, {"l2": decay / 2})
 
 
@@ -84,11 +84,11 @@ def decay_with_momentum(decay: float, seed: int) -> Recovered:
     parameter="w",
     values=(0.1,),
 )
-def adamw(decay: float, seed: int) -> Recovered:
+def adamw_steps(decay: float, seed: int) -> Recovered:
     """The metric of every step is recorded with it."""
     objective = regression(seed)
     optimizer = torch.optim.AdamW(objective.model.parameters(), lr=1e-3, weight_decay=decay)
-    path = train(objective, optimizer, 12)
+    path = record_steps(objective, optimizer, 12)
     ridge = metric_ridge(optimizer, objective.model)
     return Recovered(fit(trajectory_equations(objective, path, ridge)), {"metric_ridge": decay / 2})
 
@@ -147,7 +147,7 @@ def scale_invariant_steps(decay: float, seed: int) -> Recovered:
     """Steps show what an endpoint cannot."""
     objective = scale_invariant(seed)
     sgd = torch.optim.SGD(objective.model.parameters(), lr=0.1, weight_decay=decay)
-    found = fit(trajectory_equations(objective, train(objective, sgd, 12), l2()))
+    found = fit(trajectory_equations(objective, record_steps(objective, sgd, 12), l2()))
     return Recovered(found, {"l2": decay / 2})
 
 

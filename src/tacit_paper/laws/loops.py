@@ -10,7 +10,7 @@ from tacit.objective.params import Params
 from tacit_paper.laws.small_models import half_squares, move, regression_data, tanh_network
 
 
-def train(
+def record_steps(
     objective: Objective,
     optimizer: torch.optim.Optimizer,
     count: int,

@@ -9,7 +9,7 @@ from tacit.equations import adam_flow
 from tacit.objective.params import Params
 from tacit.regularizers import gradient_l1, gradient_norm, gradient_variance
 from tacit_paper.laws.law import Recovered, law
-from tacit_paper.laws.loops import in_batches, mean_path, step_on_each, train
+from tacit_paper.laws.loops import in_batches, mean_path, record_steps, step_on_each
 from tacit_paper.laws.small_models import (
     against_flow,
     descend,
@@ -56,7 +56,7 @@ def gradient_descent_with_ridge(step: float, seed: int) -> Recovered:
     """
     objective = regression(seed)
     sgd = torch.optim.SGD(objective.model.parameters(), lr=step, weight_decay=step)
-    path = train(objective, sgd, 8)
+    path = record_steps(objective, sgd, 8)
     found = against_flow(objective, path, l2(), gradient_norm(objective), substeps=1)
     return Recovered(found, {"l2": step / 2, "gradient_norm": step / 4})
 
@@ -135,7 +135,7 @@ def heavy_ball(step: float, seed: int, beta: float = 0.5) -> Recovered:
     """The buffer holds gradients of earlier points, on average β/(1−β) steps old."""
     objective = regression(seed)
     sgd = torch.optim.SGD(objective.model.parameters(), lr=step, momentum=beta)
-    path = train(objective, sgd, 4, skip=40)
+    path = record_steps(objective, sgd, 4, skip=40)
     found = against_flow(objective, path, gradient_norm(objective), substeps=1)
     return Recovered(found, {"gradient_norm": step * (1 + beta) / (4 * (1 - beta) ** 2)})
 
@@ -152,7 +152,7 @@ def nesterov(step: float, seed: int, beta: float = 0.5) -> Recovered:
     """As heavy ball, with the newest gradient counted more."""
     objective = regression(seed)
     sgd = torch.optim.SGD(objective.model.parameters(), lr=step, momentum=beta, nesterov=True)
-    path = train(objective, sgd, 4, skip=40)
+    path = record_steps(objective, sgd, 4, skip=40)
     found = against_flow(objective, path, gradient_norm(objective), substeps=1)
     theory = step * (1 - beta + 2 * beta**2) / (4 * (1 - beta) ** 2)
     return Recovered(found, {"gradient_norm": theory})
@@ -220,7 +220,7 @@ def adam(step: float, seed: int) -> Recovered:
     objective = regression(seed)
     parameters = objective.model.parameters()
     optimizer = torch.optim.Adam(parameters, lr=step, betas=(0.5, 0.75), eps=1e-16)
-    path = train(objective, optimizer, 7, skip=120)
+    path = record_steps(objective, optimizer, 7, skip=120)
     penalty = gradient_l1(objective, eps=1e-32)
     flow = {"reference": rk4(1), "metric": adam_flow(1e-32)}
     found = fit(trajectory_equations(objective, path, penalty, **flow))
@@ -282,7 +282,7 @@ def steps_by_layer(step: float, seed: int) -> Recovered:
     rates = {"0": step, "2": 4 * step}
     layers = dict(objective.model.named_children())
     groups = [{"params": layers[n].parameters(), "lr": rate} for n, rate in rates.items()]
-    path = train(objective, torch.optim.SGD(groups), 6)
+    path = record_steps(objective, torch.optim.SGD(groups), 6)
     norms = [gradient_norm(objective, of=layer, name=layer) for layer in rates]
     found = against_flow(objective, path, *norms, substeps=1)
     return Recovered(found, {layer: rate / 4 for layer, rate in rates.items()})
@@ -301,7 +301,7 @@ def cosine_schedule(step: float, seed: int) -> Recovered:
     objective = regression(seed)
     sgd = torch.optim.SGD(objective.model.parameters(), lr=step)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(sgd, 10)
-    path = train(objective, sgd, 8, after_step=schedule.step)
+    path = record_steps(objective, sgd, 8, after_step=schedule.step)
     penalty, flow = gradient_norm(objective), {"reference": rk4(1), "scaled_by_time": True}
     return Recovered(
         fit(trajectory_equations(objective, path, penalty, **flow)), {"gradient_norm": 1 / 4}
