@@ -5,6 +5,7 @@ from itertools import product
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, jacrev
+from torch.nn import functional as F
 
 from tacit import Objective, Regularizer, endpoint_equations, fit, l2, regularizer, techniques
 from tacit.objective.params import Params
@@ -43,7 +44,7 @@ from tacit_paper.laws.small_models import (
     {"gradient_norm": "ρ · ‖∇L‖"},
     source="Foret et al. 2021, first order in ρ",
     parameter="ρ",
-    values=(4e-4, 2e-4, 1e-4),
+    values=(2e-3, 1e-3, 5e-4),
     order=1,
 )
 def sam(radius: float, seed: int) -> Recovered:
@@ -59,7 +60,7 @@ def sam(radius: float, seed: int) -> Recovered:
     {"gradient_norm": "ρ/2 · ‖∇L‖²"},
     source="Andriushchenko & Flammarion 2022, first order in ρ",
     parameter="ρ",
-    values=(4e-4, 2e-4, 1e-4),
+    values=(2e-3, 1e-3, 5e-4),
     order=1,
 )
 def unnormalised_sam(radius: float, seed: int) -> Recovered:
@@ -109,7 +110,7 @@ def dithered_weights(spacing: float, seed: int) -> Recovered:
     {"curvature": "s²/2 · Σ_j θ_j² H_jj"},
     source="expansion of E L(θ(1 + sz)) to order s²",
     parameter="s",
-    values=(0.02, 0.01, 0.005),
+    values=(0.08, 0.04, 0.02),
     order=2,
 )
 def proportional_weight_noise(size: float, seed: int) -> Recovered:
@@ -255,6 +256,29 @@ def input_noise_of_network(sigma: float, seed: int) -> Recovered:
     return Recovered(
         difference(noisy, objective, *pair), dict.fromkeys((p.name for p in pair), sigma**2 / 2)
     )
+
+
+@law(
+    "Gaussian noise on inputs of a logistic regression",
+    {"curvature": "σ²/2 · mean_i A″(x_i·β) · ‖β‖²"},
+    source="Wager et al. 2013 (additive noise), to order σ²",
+    parameter="σ",
+    values=(0.04, 0.02, 0.01),
+    order=2,
+)
+def input_noise_of_logistic(sigma: float, seed: int) -> Recovered:
+    """E A((x + σz)·β) = A + σ²/2 · A″‖β‖² + O(σ⁴), with A(z) = log(1 + e^z)."""
+    X, y = regression_data(seed, inputs=5)
+    model, data = linear_model(draw(seed, (1, 5))[0]), (X, (y > 0).double())
+    objective = Objective(model, F.binary_cross_entropy_with_logits, data)
+
+    def curvature(params: Params) -> Tensor:
+        chance = (X @ params["weight"].T).sigmoid()
+        return (chance * (1 - chance)).mean() * params["weight"].square().sum()
+
+    noisy = expected(objective, lambda model, x, z: model(x + z), gaussian(5, sigma))
+    fit = difference(noisy, objective, regularizer("curvature", curvature))
+    return Recovered(fit, {"curvature": sigma**2 / 2})
 
 
 @law(
