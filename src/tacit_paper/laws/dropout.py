@@ -26,7 +26,7 @@ def masked_inputs(model: nn.Module, inputs: Tensor, mask: Tensor) -> Tensor:
     return model(inputs * mask)
 
 
-def masked_units(model: nn.Module, inputs: Tensor, mask: Tensor) -> Tensor:
+def masked_units(model: nn.Sequential, inputs: Tensor, mask: Tensor) -> Tensor:
     """The outputs, with the units of the last hidden layer times a mask."""
     return model[-1](model[:-1](inputs) * mask)
 
@@ -151,7 +151,7 @@ def hidden_dropout(size: float, seed: int) -> Recovered:
     model = nn.Sequential(first, tanh, nn.Dropout(q), second, *last)
     objective = Objective(model, F.cross_entropy, class_data(seed))
 
-    def masked(model: nn.Module, inputs: Tensor, mask: Tensor) -> Tensor:
+    def masked(model: nn.Sequential, inputs: Tensor, mask: Tensor) -> Tensor:
         return model[3:](model[:2](inputs) * mask)
 
     technique = expected(objective, masked, masks(5, q))
@@ -198,7 +198,7 @@ def drop_connect(q: float, seed: int) -> Recovered:
     X, y, W = draw(seed, (40, 4), (40, 2), (2, 4))
     objective = Objective(linear_model(W), half_squares, (X, y))
 
-    def connected(model: nn.Module, inputs: Tensor, mask: Tensor) -> Tensor:
+    def connected(model: nn.Linear, inputs: Tensor, mask: Tensor) -> Tensor:
         return inputs @ (model.weight * mask.view_as(model.weight)).T
 
     def ridge(params: Params) -> Tensor:

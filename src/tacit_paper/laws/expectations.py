@@ -54,7 +54,7 @@ def _symmetric_rule(size: int, variance: float, fourth: float) -> Cases:
     return Cases(values, torch.tensor([1 - sum(weights), *weights], dtype=torch.float64))
 
 
-Forward = Callable[[nn.Module, Tensor, Tensor], Tensor]
+Forward = Callable[..., Tensor]
 """forward(model, inputs, value): the outputs, with a value of the random vector."""
 
 

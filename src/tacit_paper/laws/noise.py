@@ -185,7 +185,7 @@ def stochastic_rounding(spacing: float, seed: int) -> Recovered:
     objective = Objective(linear_model(draw(seed, (1, 5))[0]), half_squares, (X, y))
     corners = torch.tensor(list(product((0.0, 1.0), repeat=5))).double()
 
-    def rounded(model: nn.Module, batch: Examples) -> Tensor:
+    def rounded(model: nn.Linear, batch: Examples) -> Tensor:
         down = (model.weight / spacing).detach().floor()
         f = model.weight / spacing - down
         chances = (f * corners + (1 - f) * (1 - corners)).prod(1)
@@ -212,8 +212,8 @@ def activation_rounding(spacing: float, seed: int) -> Recovered:
     """E ½(a·(h + e) − y)² = ½(a·h − y)² + D²/24 · ‖a‖²."""
     objective = regression(seed)
 
-    def with_noise(model: nn.Module, inputs: Tensor, e: Tensor) -> Tensor:
-        return model[2](model[1](model[0](inputs)) + e)
+    def with_noise(model: nn.Sequential, inputs: Tensor, e: Tensor) -> Tensor:
+        return model[-1](model[:-1](inputs) + e)
 
     technique = expected(objective, with_noise, uniform(5, spacing))
     fit = difference(technique, objective, l2(scope="2.weight"))
@@ -245,12 +245,12 @@ def input_noise_of_regression(sigma: float, seed: int) -> Recovered:
     },
     source="Bishop 1995, to order σ²",
     parameter="σ",
-    values=(0.02, 0.01, 0.005),
+    values=(0.04, 0.02, 0.01),
     order=2,
 )
 def input_noise_of_network(sigma: float, seed: int) -> Recovered:
     """E ½(f(x + σz) − y)² = ½(f − y)² + σ²/2 · (‖∇ₓf‖² + (f − y)Δₓf) + O(σ⁴)."""
-    objective = regression(seed)
+    objective = Objective(tanh_network(seed, (3, 12, 1)), half_squares, regression_data(seed))
     noisy = expected(objective, lambda model, x, z: model(x + z), gaussian(3, sigma))
     pair = input_jacobian(objective), input_laplacian(objective)
     return Recovered(
