@@ -32,7 +32,7 @@ def masked_units(model: nn.Sequential, inputs: Tensor, mask: Tensor) -> Tensor:
 
 
 @law(
-    "dropout on inputs of a linear regression",
+    "input dropout, linear regression",
     {"activation_norm": "q/(1−q) · ½ Σ_j (XᵀX/n)_jj θ_j²"},
     source="Srivastava et al. 2014; the optimum of the expected loss",
     parameter="q",
@@ -49,7 +49,7 @@ def input_dropout(q: float, seed: int) -> Recovered:
 
 
 @law(
-    "SGD with dropout on inputs of a linear regression",
+    "input dropout, linear regression, SGD",
     {"activation_norm": "q/(1−q) · ½ Σ_j (XᵀX/n)_jj θ_j²"},
     source="Srivastava et al. 2014; means over the last epochs",
     parameter="q",
@@ -79,7 +79,7 @@ def input_dropout_by_sgd(q: float, seed: int, epochs: int) -> Recovered:
 
 
 @law(
-    "dropout on inputs of a logistic regression",
+    "input dropout, logistic regression",
     {"curvature": "q/(1−q) · ½ mean_i A″(x_i·β) Σ_j x_ij² β_j²"},
     source="Wager et al. 2013, second order in the size s of β",
     parameter="s",

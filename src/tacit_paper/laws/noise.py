@@ -88,9 +88,9 @@ def weight_noise(sigma: float, seed: int) -> Recovered:
 
 
 @law(
-    "dithered weights, spacing D",
+    "dithered weights",
     {"hessian_trace": "D²/24 · tr H"},
-    source="the error of rounding with dither is uniform, of variance D²/12",
+    source="subtractive dither of spacing D: a uniform error of variance D²/12",
     parameter="D",
     values=(0.08, 0.04, 0.02),
     order=2,
@@ -173,9 +173,9 @@ class DifferenceOfSquares(nn.Module):
 
 
 @law(
-    "stochastic rounding of linear weights to multiples of D",
+    "stochastic rounding of linear weights",
     {"rounding": "D²/2 · Σ_j (XᵀX/n)_jj f_j(1 − f_j)"},
-    source="rounding up with probability f_j, the fraction, has the variance D² f_j(1 − f_j)",
+    source="spacing D: up with probability f_j, the fraction; variance D² f_j(1 − f_j)",
     parameter="D",
     values=(0.5,),
 )
@@ -202,7 +202,7 @@ def stochastic_rounding(spacing: float, seed: int) -> Recovered:
 
 
 @law(
-    "rounding noise on the last hidden layer, spacing D",
+    "rounding noise on the last hidden layer",
     {"l2": "D²/24 · ‖a‖²"},
     source="½ Var of Σ_k a_k e_k, with e_k uniform in ±D/2",
     parameter="D",
@@ -221,7 +221,7 @@ def activation_rounding(spacing: float, seed: int) -> Recovered:
 
 
 @law(
-    "Gaussian noise on inputs of a linear regression",
+    "Gaussian input noise, linear regression",
     {"l2": "σ²/2 · ‖w‖²"},
     source="½ Var of σ w·z (Bishop 1995); the optimum of the expected loss",
     parameter="σ",
@@ -238,7 +238,7 @@ def input_noise_of_regression(sigma: float, seed: int) -> Recovered:
 
 
 @law(
-    "Gaussian noise on inputs of a network",
+    "Gaussian input noise, network",
     {
         "input_jacobian": "σ²/2 · mean ‖∇ₓf‖²",
         "input_laplacian": "σ²/2 · mean (f − y)Δₓf",
@@ -259,7 +259,7 @@ def input_noise_of_network(sigma: float, seed: int) -> Recovered:
 
 
 @law(
-    "Gaussian noise on inputs of a logistic regression",
+    "Gaussian input noise, logistic regression",
     {"curvature": "σ²/2 · mean_i A″(x_i·β) · ‖β‖²"},
     source="Wager et al. 2013 (additive noise), to order σ²",
     parameter="σ",
