@@ -13,7 +13,6 @@ from torch.nn import functional as F
 import tacit
 from tacit import techniques
 from tacit.regularizers import (
-    gradient_norm,
     hessian_trace,
     input_jacobian,
     input_laplacian,
@@ -63,24 +62,6 @@ def assert_law(fit, name, coefficient, *, exact=None):
     assert fit.standard_errors["draws"][name] / abs(coefficient) < 0.05
 
 
-def test_sam_penalises_the_norm_of_the_gradient():
-    """SAM of radius ρ adds ρ‖∇L‖, up to order ρ²."""
-    objective = network(F.cross_entropy, CLASSES, outputs=3)
-    fit = fitted(techniques.sam(objective, 1e-3), objective, gradient_norm(objective, power=1))
-    assert_law(fit, "gradient_norm", 1e-3, exact=1e-3)
-    fit = fit.with_halved()
-    error = abs(fit.strengths["gradient_norm"] - 1e-3)
-    assert fit.step_errors["gradient_norm"] == pytest.approx(error, rel=0.2)
-
-
-def test_unnormalised_sam_penalises_the_squared_norm():
-    """The step ρ∇L adds ρ/2 · ‖∇L‖², up to order ρ²."""
-    objective = network()
-    technique = techniques.sam(objective, 1e-3, normalised=False)
-    fit = fitted(technique, objective, gradient_norm(objective))
-    assert_law(fit, "gradient_norm", 5e-4, exact=5e-3)
-
-
 def test_label_smoothing_penalises_confidence_beyond_the_uniform_distribution():
     """Smoothing ε adds exactly ε · mean_i[−mean_k log p_k + log p_y]."""
     objective = network(F.cross_entropy, CLASSES, outputs=3)
@@ -121,17 +102,6 @@ def test_weight_noise_penalises_the_trace_of_the_hessian():
     objective = network()
     technique = techniques.weight_noise(objective, 0.02, draws=1024)
     assert_law(fitted(technique, objective, hessian_trace(objective)), "hessian_trace", 2e-4)
-
-
-def test_mixup_of_linear_regression_shrinks_the_loss():
-    """Uniform mixup of a linear model with bias adds −⅓ L and ⅓ · ½(mean residual)²."""
-    objective = linear()
-    X, Y = objective.data
-    loss = penalty(objective, "loss", lambda f, _: squared(f(X), Y))
-    offset = penalty(objective, "offset", lambda f, _: (f(X) - Y).mean().square() / 2)
-    fit = fitted(techniques.mixup(objective, draws=512), objective, loss, offset)
-    assert_law(fit, "loss", -1 / 3)
-    assert_law(fit, "offset", 1 / 3)
 
 
 class Residual(nn.Module):

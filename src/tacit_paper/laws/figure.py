@@ -3,27 +3,34 @@
 from typing import Any
 
 from tacit_paper import Table, plots
-from tacit_paper.laws.checks import law_table
+from tacit_paper.laws.checks import LARGEST_ERROR, law_table
 
-LIMIT = 0.03
+LIMIT = 0.04
 """Ratios are shown from 1 − this to 1 + this."""
-COLOURS = (plots.BLUE, plots.RED, plots.GREEN, plots.ORANGE, plots.GREY)
+COLOURS = (plots.BLUE, plots.RED, plots.GREEN, plots.ORANGE, plots.GREY, "#6a4c93")
+"""One for each section."""
 
 
 def plot(rows: Table) -> "plots.Figure":
-    """One line per term: estimate over theory, with what theory says on the left."""
+    """One line per term, under the heading of its section: estimate over theory."""
     table = law_table(rows)
+    sections = list(table.section.unique())
+    height = len(table) + len(sections)
     with plots.style():
-        figure = plots.new_figure(8.6, 0.6 + 0.165 * len(table))
+        figure = plots.new_figure(8.6, 0.6 + 0.165 * height)
         axes: Any = figure.subplots()
-        for y, row in enumerate(table.itertuples()):
-            colour = COLOURS[list(table.section.unique()).index(row.section) % len(COLOURS)]
-            _draw_term(axes, y, row, colour)
-        labels = [f"{row.technique}:  {row.term}" for row in table.itertuples()]
-        axes.set_yticks(range(len(labels)), labels, fontsize=6.5)
         axes.axvline(1, color="black", lw=0.8, zorder=0)
-        axes.axvspan(0.99, 1.01, color=plots.GREY, alpha=0.15, lw=0)
-        axes.set(xlim=(1 - LIMIT, 1 + LIMIT), ylim=(len(table) - 0.4, -0.6))
+        axes.axvspan(1 - LARGEST_ERROR, 1 + LARGEST_ERROR, color=plots.GREY, alpha=0.15, lw=0)
+        ticks: dict[int, str] = {}
+        for section, colour in zip(sections, COLOURS, strict=False):
+            y = len(ticks) + sections.index(section)
+            axes.text(1 - LIMIT, y, f" {section}", color=colour, size=8, weight="bold", va="center")
+            for row in table[table.section == section].itertuples():
+                y += 1
+                ticks[y] = f"{row.technique}:  {row.term}"
+                _draw_term(axes, y, row, colour)
+        axes.set_yticks(list(ticks), list(ticks.values()), fontsize=6.5)
+        axes.set(xlim=(1 - LIMIT, 1 + LIMIT), ylim=(height - 0.4, -0.8))
         axes.set_xlabel("estimate / theory")
     return figure
 
