@@ -35,9 +35,9 @@ def chance(fit: "Fit | Equations") -> dict[str, float]:
     factor, count = equations.factor(), len(equations.names)
     design, target = factor[:, :count], factor[:, count:].mean(1)
     free = list(range(count))
-    if nonnegative:
-        strengths = System(design).solve_nonnegative(target[:, None])[:, 0]
-        free = torch.nonzero(strengths > 0)[:, 0].tolist()
+    if (bounded := equations.bounded(nonnegative=nonnegative)).any():
+        strengths = System(design).solve_bounded(target[:, None], bounded)[:, 0]
+        free = torch.nonzero((strengths > 0) | ~bounded)[:, 0].tolist()
     by_column = chances_among(free, equations, design, target, judged=free)
     return {name: by_column.get(i, 1.0) for i, name in enumerate(equations.names)}
 

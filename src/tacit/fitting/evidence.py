@@ -83,7 +83,7 @@ class Evidence:
     residuals: Tensor
     """‖target − design·λ‖ / ‖target‖ over the layers where each column is not zero."""
     in_matrix: Tensor
-    """Which columns are entries of a matrix Λ, whose single values mean little."""
+    """Which columns are entries of a matrix Λ or of a curve, whose single values mean little."""
     collapsed: list[tuple[int, int]]
     """Ridge and smooth-L1 columns that are nearly the same."""
     dependent: list[Combination]
@@ -109,9 +109,10 @@ def gather_evidence(
     """The evidence about a fit; targets have one column per group of draws."""
     target, columns_in_use = targets.mean(1), len(system.nonzero)
     length = target.norm()
-    unconstrained = system.solve(target[:, None])[:, 0] if nonnegative else strengths
+    bounded = equations.bounded(nonnegative=nonnegative)
+    unconstrained = system.solve(target[:, None])[:, 0] if bounded.any() else strengths
     kinds = [family.kind for family in equations.families for _ in range(family.size)]
-    in_matrix = torch.tensor([kind in ("diagonal", "symmetric") for kind in kinds])
+    in_matrix = torch.tensor([kind in ("diagonal", "symmetric", "spline") for kind in kinds])
     expected = min(1.0, system.rank / equations.rows)
     underdetermined = system.rank < columns_in_use and equations.rows < columns_in_use
     dependent, nearly_dependent = [], []
@@ -121,8 +122,8 @@ def gather_evidence(
             condition = max(MIN_CONDITION, AMPLIFIED / residual_ratio)
             nearly_dependent = _cancelling(system, condition, smallest=0.1)
     by_column = chances(equations, system, target, torch.nonzero(~in_matrix)[:, 0].tolist())
-    if nonnegative:  # a column above zero is judged beside the others above zero
-        positive = torch.nonzero(strengths > 0)[:, 0].tolist()
+    if bounded.any():  # a column above zero is judged beside the others above zero
+        positive = torch.nonzero((strengths > 0) | ~bounded)[:, 0].tolist()
         by_column |= chances_among(positive, equations, system.design, target, judged=by_column)
     return Evidence(
         equations=equations,
