@@ -32,6 +32,7 @@ EXPERIMENTS = (
     "coverage",
     "training-coverage",
     "trust",
+    "discovery",
 )
 """Names of the experiments, in the order of the page. The folder has `_` instead of `-`."""
 

@@ -46,8 +46,15 @@ SEPARABLE = {
 }
 ONLY_MATRICES = (
     *("nuclear_norm", "schatten", "spectral_norm", "stable_rank", "orthogonality", "balance"),
+    "spectral_spline",
 )
 NOT_SEPARABLE = {
+    "spline": lambda **options: tacit.regularizers.spline(5, **options),
+    "spline of even shape": lambda **options: tacit.regularizers.spline(5, even=True, **options),
+    "spline of convex shape": lambda **options: tacit.regularizers.spline(
+        5, even=True, convex=True, **options
+    ),
+    "spectral_spline": lambda **options: tacit.regularizers.spectral_spline(3, **options),
     "diagonal": tacit.regularizers.diagonal,
     "symmetric": tacit.regularizers.symmetric,
     "balance": tacit.regularizers.balance,

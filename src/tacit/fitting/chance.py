@@ -79,6 +79,44 @@ def chances(
     }
 
 
+def family_chances(
+    equations: Equations, system: System, target: Tensor
+) -> dict[tuple[int, ...], float]:
+    """For each curve, by its columns, the probability that as many random directions add as much.
+
+    Of what the other columns leave, m random directions explain a part that is distributed as
+    Beta(m/2, n/2), with n rows more than the rank of all columns. The rows are those of the layers
+    where the curve has weights.
+    """
+    chances, start = {}, 0
+    for family in equations.families:
+        columns = tuple(range(start, start + family.size))
+        start += family.size
+        if family.kind == "spline":
+            chances[columns] = _family_chance(equations, system, target, columns)
+    return chances
+
+
+def _family_chance(
+    equations: Equations, system: System, target: Tensor, columns: tuple[int, ...]
+) -> float:
+    from scipy.special import betainc
+
+    others = System(system.design[:, [c for c in range(system.design.shape[1]) if c not in columns]])
+    strengths = system.solve(target[:, None])[:, 0]
+    left = target - others.design @ others.solve(target[:, None])[:, 0]
+    added = left.square().sum() - (target - system.design @ strengths).square().sum()
+    blocks = tuple(b for b in equations.blocks if set(columns) & set(b.columns))
+    factor, count = replace(equations, blocks=blocks).factor(), len(strengths)
+    residual = factor[:, count:].mean(1) - factor[:, :count] @ strengths
+    freedom = sum(block.rows for block in blocks) - system.rank
+    whole = float(added + residual.square().sum())
+    if freedom <= 0 or whole <= EXACT**2 * float(target.square().sum()) or added <= 0:
+        return 1.0
+    part = float(residual.square().sum()) / whole
+    return float(betainc(freedom / 2, (system.rank - others.rank) / 2, part))
+
+
 class _Rows(NamedTuple):
     """The rows of some blocks, in coordinates that span all columns and the target."""
 

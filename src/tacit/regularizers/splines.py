@@ -21,6 +21,8 @@ from tacit.regularizers.matrices import decompose, is_matrix, row_and_column_spa
 
 MOST_KNOTS = 1_000
 """The largest number of knots: the equations have as many columns."""
+SPREAD = 0.2
+"""Part of the knots that are spread evenly over the range, instead of as the weights are."""
 MOST_SORTED = 2**22
 """Knots are quantiles of at most about so many weights, taken at equal distances."""
 
@@ -231,7 +233,8 @@ def _singular_values(tensor: Tensor) -> Tensor:
 
 
 def _definition(family: str, shape: Shape) -> str:
-    flags = [flag for flag in ("even", "convex") if getattr(shape, flag)]
+    even = shape.even and shape.of == "weights"
+    flags = [flag for flag, given in (("even", even), ("convex", shape.convex)) if given]
     return f"{family}({', '.join(flags)})"
 
 
@@ -300,9 +303,10 @@ def _from_zero(shape: Shape) -> Shape:
 def _quantiles(parts: list[Tensor], count: int) -> tuple[float, ...]:
     """All different values if they are at most so many; else about so many quantiles.
 
-    Zeros are in no quantile: there may be many of them. The outermost quantiles are the smallest
-    and the largest value; the others lie halfway between a value and the next, where no weight has
-    the kink of s′.
+    Zeros are in no quantile: there may be many of them. The quantiles are of the values, and in a
+    smaller part of the range between them, so that intervals do not get wide where values are
+    sparse. The outermost are the smallest and the largest value; the others lie halfway between a
+    value and the next, where no weight has the kink of s′.
     """
     parts = [to_float64(part) for part in parts if part.numel()]
     if not parts:
@@ -315,7 +319,10 @@ def _quantiles(parts: list[Tensor], count: int) -> tuple[float, ...]:
     values, different = values[values != 0].sort().values, different[different != 0]
     if count == 1:
         return (float(values[len(values) // 2]),)
-    places = torch.linspace(0, len(values) - 1, count, dtype=torch.float64).round().long()
+    ranks, levels = (torch.linspace(0, 1, n, dtype=torch.float64) for n in (len(values), count))
+    spread = (values - values[0]) / (values[-1] - values[0])
+    places = torch.searchsorted((1 - SPREAD) * ranks + SPREAD * spread, levels)
+    places = places.clamp_max(len(values) - 1)
     next_one = torch.searchsorted(different, values[places[1:-1]], right=True)
     between = (different[next_one - 1] + different[next_one.clamp_max(len(different) - 1)]) / 2
     knots = torch.cat([values[:1], between, values[-1:]])
