@@ -36,7 +36,7 @@ def train_to_lasso_optimum(model, data, ridge, lasso):
         return value, torch.cat([slope + lasso, lasso - slope]).numpy()
 
     both = torch.cat([start.clamp_min(0), (-start).clamp_min(0)]).numpy()
-    options = {"maxiter": 3000, "maxfun": 4000, "ftol": 0.0, "gtol": 1e-9, "maxcor": 30}
+    options = {"maxiter": 1000, "maxfun": 1500, "ftol": 0.0, "gtol": 1e-6, "maxcor": 30}
     bounds = [(0, np.inf)] * len(both)
     found = minimize(
         value_and_gradient, both, jac=True, method="L-BFGS-B", bounds=bounds, options=options

@@ -102,7 +102,9 @@ def _family_chance(
 ) -> float:
     from scipy.special import betainc
 
-    others = System(system.design[:, [c for c in range(system.design.shape[1]) if c not in columns]])
+    others = System(
+        system.design[:, [c for c in range(system.design.shape[1]) if c not in columns]]
+    )
     strengths = system.solve(target[:, None])[:, 0]
     left = target - others.design @ others.solve(target[:, None])[:, 0]
     added = left.square().sum() - (target - system.design @ strengths).square().sum()

@@ -229,7 +229,9 @@ def _of_fixed_family(
     else:
         raise InputError("the equations are of several points: pass grid=, the points of a curve.")
     function = regularizer.entrywise
-    return points, _Combinations(function.value(points)[:, None], function.derivative(points)[:, None])
+    return points, _Combinations(
+        function.value(points)[:, None], function.derivative(points)[:, None]
+    )
 
 
 def _total_counts(fit: "Fit", name: str) -> tuple[int, ...]:

@@ -142,8 +142,9 @@ class System:
             return self.solve(targets)
         if bounded.all():
             return self.solve_nonnegative(targets)
-        others, strengths = System(self.design[:, ~bounded]), targets.new_zeros(
-            len(self.norms), targets.shape[1]
+        others, strengths = (
+            System(self.design[:, ~bounded]),
+            targets.new_zeros(len(self.norms), targets.shape[1]),
         )
         basis = others.design @ others.coordinates
         design = self.design[:, bounded] - basis @ (basis.T @ self.design[:, bounded])

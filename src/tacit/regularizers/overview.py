@@ -142,7 +142,7 @@ CATALOGUE = (
         "Σ s(θ_i), s′ linear between knots, one strength per knot",
         "weights",
         f"{EXACT}; rows at zero are left out if even; Fit.curve has bands of s and s′",
-        "any penalty of single weights, which it approximates: compare the curve with theirs. Every "
+        "any penalty of single weights, which it approximates: compare the curve with theirs. Any "
         "target, where there are as many knots as weights.",
     ),
     Entry(

@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import lru_cache
 from itertools import pairwise
 from numbers import Real
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -73,62 +73,24 @@ def spline(
         zero_width: weights up to this part of the largest in scope count as zero, in an even
             spline; by default the width of `l1`.
     """
-    shape = Shape(check_knots(knots, even), _check_flag("even", even), convex)
-    _check_flag("convex", convex)
-    check_number("zero_width", zero_width, least=0, below=1)
+    for flag, given in (("even", even), ("convex", convex)):
+        check_type(flag, given, bool, "True or False")
+    shape = Shape(check_knots(knots, even), even, convex)
 
-    def in_scope(params: Params) -> dict[str, Tensor]:
+    def in_scope(params: Params) -> Params:
         return {n: params[n] for n in select(params, scope, what=f"scope of {name}")}
 
-    def zero_of(tensors: Params, width: float) -> float:
-        sizes = [float(t.detach().abs().max()) for t in tensors.values() if t.numel()]
-        return width * max(sizes, default=0.0)
+    def largest(tensors: Params) -> float:
+        return max((float(t.abs().max()) for t in tensors.values() if t.numel()), default=0.0)
 
-    def sizes_of(tensors: Params, width: float) -> list[Tensor]:
-        """The weights; |θ| above the zero width for an even spline."""
-        flat = [t.detach().flatten() for t in tensors.values()]
-        if not even:
-            return flat
-        zero = zero_of(tensors, width)
-        return [size[size > zero] for size in map(torch.abs, flat)]
+    def sizes(tensor: Tensor, zero: float) -> Tensor:
+        size = tensor.flatten().abs()
+        return size[size > zero] if even else tensor.flatten()
 
-    def hats_at(tensors: Params) -> Hats:
-        return fixed.at(lambda: sizes_of(tensors, zero_width))
-
-    fixed = _FixedKnots(name, knots, shape)
-
-    def make(width: float) -> Regularizer:
-        def bind(params: Params) -> Columns:
-            tensors = in_scope(params)
-            hats = hats_at(tensors)
-            flat = {n: t.detach().flatten() for n, t in tensors.items()}
-            zero = zero_of(tensors, width)
-
-            def rows(tensor_name: str, part: slice) -> Tensor:
-                return hats.derivatives(to_float64(flat[tensor_name][part]))
-
-            def kinks(tensor_name: str, part: slice) -> Tensor | None:
-                return flat[tensor_name][part].abs() <= zero if even else None
-
-            columns = tuple(range(len(hats.names(name))))
-            shape = replace(hats.shape, counts=hats.counts(sizes_of(tensors, width)))
-            active = dict.fromkeys(tensors, columns)
-            return Columns(hats.names(name), active, rows, kinks, shape=shape)
-
-        def value(params: Params) -> Tensor:
-            tensors = in_scope(params)
-            hats = hats_at(tensors)
-            values = [hats.values(to_float64(t.flatten())) for t in tensors.values()]
-            total = torch.stack([v.to(values[0].device) for v in values]).sum(0)
-            return total.to(next(iter(tensors.values())))
-
-        wider = make if even else None
-        definition = _definition("spline", shape)
-        return Regularizer(
-            name, bind, value, kind="spline", definition=definition, with_zero_width=wider
-        )
-
-    return make(zero_width)
+    weights = _Arguments(
+        in_scope, largest, sizes, points=lambda t: to_float64(t.flatten()), bind=_bind_weights
+    )
+    return _make_spline("spline", name, _FixedKnots(name, knots, shape), weights, zero_width)
 
 
 def spectral_spline(
@@ -159,12 +121,10 @@ def spectral_spline(
         name: the name that strengths are listed under.
         zero_width: singular values up to this part of the largest norm in scope count as zero.
     """
-    _check_flag("convex", convex)
+    check_type("convex", convex, bool, "True or False")
     shape = Shape(check_knots(knots, even=True), even=True, convex=convex, of="singular values")
-    check_number("zero_width", zero_width, least=0, below=1)
-    fixed = _FixedKnots(name, knots, shape)
 
-    def in_scope(params: Params) -> dict[str, Tensor]:
+    def in_scope(params: Params) -> Params:
         names = select(params, scope, what=f"scope of {name}")
         tensors = {n: params[n] for n in names if is_matrix(params[n])}
         if not tensors:
@@ -173,74 +133,107 @@ def spectral_spline(
             )
         return tensors
 
+    def largest(tensors: Params) -> float:
+        return max(float(t.norm()) for t in tensors.values())
+
+    def sizes(tensor: Tensor, zero: float) -> Tensor:
+        _, s, _, rounding = decompose(tensor)
+        return s[s > max(zero, rounding)]
+
+    def points(tensor: Tensor) -> Tensor:
+        return torch.linalg.svdvals(to_float64(tensor.flatten(1)))
+
+    matrices = _Arguments(in_scope, largest, sizes, points, bind=_bind_matrices)
+    fixed = _FixedKnots(name, knots, shape)
+    return _make_spline("spectral_spline", name, fixed, matrices, zero_width)
+
+
+class _Arguments(NamedTuple):
+    """What s is a function of: weights, or singular values."""
+
+    in_scope: Callable[[Params], Params]
+    """The tensors that have any."""
+    largest: Callable[[Params], float]
+    """What a zero width is a part of."""
+    sizes: Callable[[Tensor, float], Tensor]
+    """sizes(tensor, zero) are those of a tensor, above zero if the shape is even."""
+    points: Callable[[Tensor], Tensor]
+    """All of a tensor in float64, which autograd can differentiate."""
+    bind: Callable[["Hats", str, Params, float], Columns]
+    """bind(hats, name, tensors, zero) returns the columns."""
+
+
+def _make_spline(
+    family: str, name: str, fixed: "_FixedKnots", arguments: _Arguments, zero_width: float
+) -> Regularizer:
+    """The regularizer Σ s(x) of these arguments x."""
+    check_number("zero_width", zero_width, least=0, below=1)
+
+    def sizes_of(params: Params, width: float) -> list[Tensor]:
+        tensors = {n: t.detach() for n, t in arguments.in_scope(params).items()}
+        zero = width * arguments.largest(tensors)
+        return [arguments.sizes(tensor, zero) for tensor in tensors.values()]
+
     def make(width: float) -> Regularizer:
-        def zero_of(tensors: Params) -> float:
-            return width * max(float(t.detach().norm()) for t in tensors.values())
-
-        def sizes_of(tensors: Params) -> list[Tensor]:
-            zero, sizes = zero_of(tensors), []
-            for tensor in tensors.values():
-                s = decompose(tensor.detach())
-                sizes.append(s.s[s.s > max(zero, s.rounding)])
-            return sizes
-
         def bind(params: Params) -> Columns:
-            tensors = in_scope(params)
-            sizes = sizes_of(tensors)
-            hats, zero = fixed.at(lambda: sizes), zero_of(tensors)
-
-            @lru_cache(maxsize=1)
-            def gradient_of(tensor_name: str) -> tuple[Callable[[slice], Tensor], Subspace | None]:
-                u, s, vh, rounding = decompose(tensors[tensor_name].detach())
-                rank = int((s > max(rounding, zero)).sum())
-                left, weights, right = u[:, :rank], hats.derivatives(s[:rank]), vh[:rank]
-                width = vh.shape[1]
-
-                def at(part: slice) -> Tensor:
-                    first, last = part.start // width, math.ceil(part.stop / width)
-                    above = left[first:last, :, None] * weights  # (rows, rank, columns)
-                    block = torch.einsum("arj,rb->abj", above, right).flatten(0, 1)
-                    return block[part.start - first * width : part.stop - first * width]
-
-                return at, None if rank == len(s) else row_and_column_space(left, right)
-
-            columns = tuple(range(len(hats.names(name))))
-            return Columns(
-                hats.names(name),
-                dict.fromkeys(tensors, columns),
-                rows=lambda tensor_name, part: gradient_of(tensor_name)[0](part),
-                subspace=lambda tensor_name: gradient_of(tensor_name)[1],
-                shape=replace(hats.shape, counts=hats.counts(sizes)),
-            )
+            hats = fixed.at(lambda: sizes_of(params, zero_width))
+            tensors = {n: t.detach() for n, t in arguments.in_scope(params).items()}
+            columns = arguments.bind(hats, name, tensors, width * arguments.largest(tensors))
+            counts = hats.counts(sizes_of(params, width))
+            return replace(columns, shape=replace(hats.shape, counts=counts))
 
         def value(params: Params) -> Tensor:
-            tensors = in_scope(params)
-            hats = fixed.at(lambda: sizes_of(tensors))
-            values = [hats.values(_singular_values(t)) for t in tensors.values()]
-            total = torch.stack([v.to(values[0].device) for v in values]).sum(0)
-            return total.to(next(iter(tensors.values())))
+            hats = fixed.at(lambda: sizes_of(params, zero_width))
+            tensors = list(arguments.in_scope(params).values())
+            values = [hats.values(arguments.points(tensor)) for tensor in tensors]
+            return torch.stack([v.to(values[0].device) for v in values]).sum(0).to(tensors[0])
 
-        definition = _definition("spectral_spline", shape)
-        return Regularizer(
-            name, bind, value, kind="spline", definition=definition, with_zero_width=make
-        )
+        even, convex = fixed.shape.even, fixed.shape.convex
+        flags = {"even": even and family == "spline", "convex": convex}
+        definition = f"{family}({', '.join(flag for flag, given in flags.items() if given)})"
+        regularizer = Regularizer(name, bind, value, kind="spline", definition=definition)
+        return replace(regularizer, with_zero_width=make if even else None)
 
     return make(zero_width)
 
 
-def _singular_values(tensor: Tensor) -> Tensor:
-    return torch.linalg.svdvals(to_float64(tensor.flatten(1)))
+def _bind_weights(hats: "Hats", name: str, tensors: Params, zero: float) -> Columns:
+    """The columns of a function of weights, B_j(θ_i)."""
+    flat = {n: t.flatten() for n, t in tensors.items()}
+
+    def rows(tensor_name: str, part: slice) -> Tensor:
+        return hats.derivatives(to_float64(flat[tensor_name][part]))
+
+    def kinks(tensor_name: str, part: slice) -> Tensor | None:
+        return flat[tensor_name][part].abs() <= zero if hats.shape.even else None
+
+    return Columns(hats.names(name), hats.active_on(tensors), rows, kinks)
 
 
-def _definition(family: str, shape: Shape) -> str:
-    even = shape.even and shape.of == "weights"
-    flags = [flag for flag, given in (("even", even), ("convex", shape.convex)) if given]
-    return f"{family}({', '.join(flags)})"
+def _bind_matrices(hats: "Hats", name: str, tensors: Params, zero: float) -> Columns:
+    """The columns of a function of singular values, U B_j(S) Vᵀ."""
 
+    @lru_cache(maxsize=1)
+    def gradient_of(tensor_name: str) -> tuple[Callable[[slice], Tensor], Subspace | None]:
+        u, s, vh, rounding = decompose(tensors[tensor_name])
+        rank = int((s > max(rounding, zero)).sum())
+        left, weights, right = u[:, :rank], hats.derivatives(s[:rank]), vh[:rank]
+        width = vh.shape[1]
 
-def _check_flag(what: str, value: Any) -> bool:
-    check_type(what, value, bool, "True or False")
-    return value
+        def at(part: slice) -> Tensor:
+            first, last = part.start // width, math.ceil(part.stop / width)
+            above = left[first:last, :, None] * weights  # (rows, rank, columns)
+            block = torch.einsum("arj,rb->abj", above, right).flatten(0, 1)
+            return block[part.start - first * width : part.stop - first * width]
+
+        return at, None if rank == len(s) else row_and_column_space(left, right)
+
+    return Columns(
+        hats.names(name),
+        hats.active_on(tensors),
+        rows=lambda tensor_name, part: gradient_of(tensor_name)[0](part),
+        subspace=lambda tensor_name: gradient_of(tensor_name)[1],
+    )
 
 
 def check_knots(knots: Any, even: bool) -> tuple[float, ...]:
@@ -275,7 +268,7 @@ class _FixedKnots:
     """
 
     def __init__(self, name: str, knots: Any, shape: Shape) -> None:
-        self._name, self._count, self._shape = name, knots, shape
+        self._name, self._count, self.shape = name, knots, shape
         self._hats = Hats(_from_zero(shape)) if shape.knots else None
 
     def at(self, sizes: Callable[[], list[Tensor]]) -> "Hats":
@@ -284,10 +277,10 @@ class _FixedKnots:
             knots = _quantiles(sizes(), self._count)
             if not knots:
                 raise InputError(
-                    f"{self._name} places its knots at quantiles of the {self._shape.of} in its "
+                    f"{self._name} places its knots at quantiles of the {self.shape.of} in its "
                     "scope that are not zero, and there are none: widen its scope, or pass knots."
                 )
-            self._hats = Hats(_from_zero(replace(self._shape, knots=knots)))
+            self._hats = Hats(_from_zero(replace(self.shape, knots=knots)))
         return self._hats
 
 
@@ -348,6 +341,10 @@ class Hats:
                 break
         rise = "rise to " if self.shape.convex else ""
         return tuple(f"{name}[{rise if j else ''}{number}]" for j, number in enumerate(numbers))
+
+    def active_on(self, tensors: Params) -> dict[str, tuple[int, ...]]:
+        """All columns, on every tensor."""
+        return dict.fromkeys(tensors, tuple(range(len(self.shape.knots))))
 
     def derivatives(self, x: Tensor) -> Tensor:
         """What each strength adds to s′ at points x in float64: (points, strengths)."""

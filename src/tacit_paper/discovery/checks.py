@@ -31,7 +31,9 @@ def check(rows: Table) -> list[Check]:
         at_most("explained by ridge, diagonal network", first.ridge["diagonal network"], 0.8),
         at_most("largest error, AdamW", largest_error(rows, "AdamW"), 0.05),
         at_most("largest error, power law", largest_error(rows, "power law"), 0.05),
-        within("exponent of the power law", first.exponent["power law"], POWER - 0.01, POWER + 0.01),
+        within(
+            "exponent of the power law", first.exponent["power law"], POWER - 0.01, POWER + 0.01
+        ),
         at_least("least explained", first.explained.min(), 0.99),
         at_most("curves with a Problem", (first.problems != "").sum(), 0),
     ]

@@ -55,7 +55,7 @@ def diagonal_network(seed: int, size: int = 200, examples: int = 80) -> Target:
         positions.append({"weight": beta.T})
         slope = 2 * X.T @ (X @ beta - y) / examples
         u, v = u - 2 * rate * u * slope, v + 2 * rate * v * slope
-    model = nn.Linear(size, 1, bias=False).double()
+    model = _linear(size, 1)
     path = Trajectory.from_positions(positions, rate)
     return accumulated_target(Objective(model, F.mse_loss, (X, y)), path)
 
@@ -63,7 +63,9 @@ def diagonal_network(seed: int, size: int = 200, examples: int = 80) -> Target:
 def adamw(seed: int, steps: int = 1000) -> Target:
     """A linear map, trained on the full batch by AdamW until it is at rest."""
     model, (X, y) = _linear_map(seed)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.02, betas=(0.9, 0.99), eps=EPS, weight_decay=DECAY)
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=0.02, betas=(0.9, 0.99), eps=EPS, weight_decay=DECAY
+    )
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     for _ in range(steps):
         optimizer.zero_grad()
@@ -97,9 +99,15 @@ def _linear_map(seed: int) -> tuple[nn.Linear, tuple[Tensor, Tensor]]:
     """
     generator = torch.Generator().manual_seed(seed)
     X = torch.randn(200, 40, generator=generator).double()
-    model = nn.Linear(40, 8, bias=False).double()
+    return _linear(40, 8), (X, X @ torch.randn(40, 8, generator=generator).double())
+
+
+def _linear(inputs: int, outputs: int) -> nn.Linear:
+    """A layer of zeros; the global random state stays as it is."""
+    with torch.random.fork_rng():
+        model = nn.Linear(inputs, outputs, bias=False).double()
     nn.init.zeros_(model.weight)
-    return model, (X, X @ torch.randn(40, 8, generator=generator).double())
+    return model
 
 
 def _minimise(
