@@ -266,6 +266,16 @@ def test_a_plot_shows_the_curve_its_band_and_the_weights(ridge_network, tmp_path
         curve.plot("steps")
 
 
+def test_strengths_of_zero_or_above_are_for_even_shapes_only(ridge_network):
+    target = tacit.endpoint_target(ridge_network)
+    fit = tacit.fit(target.equations(spline(5, even=True)), nonnegative=True)
+    assert min(fit.strengths.values()) >= 0
+    for convex in (False, True):
+        equations = target.equations(spline(5, convex=convex))
+        with pytest.raises(InputError, match="not even"):
+            tacit.fit(equations, nonnegative=True)
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

@@ -25,7 +25,7 @@ from tacit.equations.noise import (
 from tacit.equations.sources import Family, Source
 from tacit.errors import InputError, check_type
 from tacit.plain import check_plain
-from tacit.regularizers.family import FamilyKind
+from tacit.regularizers.family import FamilyKind, Shape
 
 if TYPE_CHECKING:
     from tacit.equations.target import Origin
@@ -273,8 +273,11 @@ def _check_columns(equations: Equations) -> None:
         raise ValueError(f"its families do not have {len(names)} columns")
     for family in equations.families:
         _check_family(family)
+    counts = {f.name: f.size + 1 for f in equations.families if f.shape is not None}
     for source in equations.sources:
         _check_source(source)
+        if any(len(c) != counts.get(name, len(c)) for name, c in source.counts.items()):
+            raise ValueError("a source counts weights between other knots")
 
 
 def _check_blocks(equations: Equations) -> None:
@@ -319,12 +322,18 @@ def _check_family(family: Family) -> None:
         raise ValueError(f"a family of {family.size} columns is {family.kind[:40]!r}")
     if len(family.bounded) not in (0, family.size):
         raise ValueError(f"{len(family.bounded)} of {family.size} columns have bounds")
-    if (shape := family.shape) is not None:
-        knots = shape.knots
-        rising = all(a < b for a, b in pairwise(knots)) and not (shape.even and knots[0] < 0)
-        marks = family.bounded or (False,) * family.size
-        if len(knots) != family.size or not rising or shape.bounded != marks:
-            raise ValueError(f"{len(knots)} knots of {family.size} columns do not fit them")
+    if family.shape is not None:
+        _check_shape(family, family.shape)
+
+
+def _check_shape(family: Family, shape: Shape) -> None:
+    knots, marks = shape.knots, family.bounded or (False,) * family.size
+    rising = all(a < b for a, b in pairwise(knots)) and not (
+        shape.even and min(knots, default=0.0) < 0
+    )
+    known = shape.of in ("weights", "singular values") and not shape.counts
+    if len(knots) != family.size or not rising or not known or shape.bounded != marks:
+        raise ValueError(f"{len(knots)} knots of {family.size} columns do not fit them")
 
 
 def _check_source(source: Source) -> None:

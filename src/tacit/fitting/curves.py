@@ -97,19 +97,24 @@ class Curve:
 
     def _draw_counts(self, axes: Any) -> None:
         """Bars between knots, as high as the weights there are dense."""
-        if len(self.knots) < 2:
+        if len(self.knots) == 1:
             axes.axvline(self.knots[0], color=GREY)
             axes.set_yticks([])
             return
         inside, lengths = self.counts[1:-1], torch.tensor(self.knots).diff().tolist()
-        heights = [count / length for count, length in zip(inside, lengths, strict=True)]
+        thinnest = (self.knots[-1] - self.knots[0]) / POINTS
+        pairs = zip(inside, lengths, strict=True)
+        heights = [count / max(length, thinnest) for count, length in pairs]
         mirrored = self.even and self.of == "weights"
         for sign, part in ((1, 0.5), (-1, 0.5)) if mirrored else ((1, 1.0),):
             left = [sign * knot for knot in self.knots[:-1]]
             widths = [sign * length for length in lengths]
             tops = [part * height for height in heights]
             axes.bar(left, tops, widths, align="edge", color=GREY, alpha=0.6, lw=0)
-        axes.set_yscale("log")
+        positive = [height for height in heights if height > 0]
+        if positive:
+            axes.set_yscale("log")
+            axes.set_ylim(0.2 * min(positive), 2 * max(positive))
         axes.set_yticks([])
         axes.minorticks_off()
         axes.set_ylabel("density\n(log)", size=7)

@@ -270,6 +270,11 @@ def _check_arguments(equations: Equations, nonnegative: bool) -> int:
             "nonnegative=True with symmetric(): off-diagonal strengths of a penalty may well be "
             "negative. Fit freely and look at the eigenvalues of Fit.matrix()."
         )
+    if nonnegative and any(f.shape is not None and not f.shape.even for f in equations.families):
+        raise InputError(
+            "nonnegative=True with a spline that is not even: s′ of negative weights is below zero "
+            "for a penalty. Pass spline(even=True), or convex=True and leave nonnegative= out."
+        )
     return rows
 
 

@@ -242,10 +242,11 @@ def check_knots(knots: Any, even: bool) -> tuple[float, ...]:
         if not 1 <= knots <= MOST_KNOTS:
             raise InputError(f"knots is {knots}: pass a number from 1 to {MOST_KNOTS:,}.")
         return ()
-    if isinstance(knots, Tensor):
-        knots = knots.tolist()
-    listed = list(knots) if hasattr(knots, "__iter__") and not isinstance(knots, str) else []
-    numbers = all(isinstance(k, Real) and not isinstance(k, bool) for k in listed)
+    try:
+        listed = knots.tolist() if isinstance(knots, Tensor) else list(knots)
+    except TypeError:
+        listed = []
+    numbers = isinstance(listed, list) and all(map(_is_number, listed))
     if not listed or not numbers or len(listed) > MOST_KNOTS:
         raise InputError(
             f"knots is {str(knots)[:80]}: pass a number of them, such as 24, or the knots "
@@ -259,6 +260,10 @@ def check_knots(knots: Any, even: bool) -> tuple[float, ...]:
             f"knots are {str(listed)[:80]}: finite numbers in increasing order{least} are needed."
         )
     return points
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
 
 
 class _FixedKnots:
@@ -335,10 +340,10 @@ class Hats:
 
     def names(self, name: str) -> tuple[str, ...]:
         """The names of the strengths, with as many digits as tell the knots apart."""
-        for digits in range(4, 18):
-            numbers = [f"{knot:.{digits}g}" for knot in self.shape.knots]
-            if len(set(numbers)) == len(numbers):
-                break
+        digits, count = 4, len(self.shape.knots)
+        while len({f"{knot:.{digits}g}" for knot in self.shape.knots}) < count:
+            digits += 1
+        numbers = [f"{knot:.{digits}g}" for knot in self.shape.knots]
         rise = "rise to " if self.shape.convex else ""
         return tuple(f"{name}[{rise if j else ''}{number}]" for j, number in enumerate(numbers))
 
