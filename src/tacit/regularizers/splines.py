@@ -429,7 +429,8 @@ class Hats:
     def _intervals(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The interval of every point, and where in it: 0 at its left end, 1 at its right end."""
         knots = self._knots_on(x)
-        interval = torch.searchsorted(knots, x.detach().contiguous(), right=True) - 1
+        # A sum is contiguous in memory, also under vmap; searchsorted warns otherwise.
+        interval = torch.searchsorted(knots, x.detach() + 0.0, right=True) - 1
         interval = interval.clamp(0, len(knots) - 2)
         return interval, (x - knots[interval]) / knots.diff()[interval]
 
