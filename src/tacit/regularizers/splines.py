@@ -238,7 +238,7 @@ def _bind_matrices(hats: "Hats", name: str, tensors: Params, zero: float) -> Col
 
 def check_knots(knots: Any, even: bool) -> tuple[float, ...]:
     """The knots that were passed, checked; () for a number of knots."""
-    if isinstance(knots, int) and not isinstance(knots, bool):
+    if type(knots) is int:
         if not 1 <= knots <= MOST_KNOTS:
             raise InputError(f"knots is {knots}: pass a number from 1 to {MOST_KNOTS:,}.")
         return ()

@@ -11,8 +11,8 @@ class Config:
     """Data sets and initial weights of each panel, whose equations are stacked."""
     first: int = 70_000
     """Seed of the first replicate; smaller seeds were used while panels were chosen."""
-    knots: int = 24
+    knots: int = 32
 
 
 PAPER = Config()
-QUICK = Config(replicates=3)
+QUICK = Config(replicates=3, knots=24)
