@@ -33,6 +33,7 @@ EXPERIMENTS = (
     "training-coverage",
     "trust",
     "laws",
+    "discovery",
 )
 """Names of the experiments, in the order of the page. The folder has `_` instead of `-`."""
 

@@ -349,6 +349,17 @@ def test_a_diverged_member_stops_and_does_not_affect_the_others():
         assert torch.allclose(stacked[1], separate.last.params[name][0], rtol=0, atol=1e-12)
 
 
+def test_a_spline_is_a_penalty_of_every_member():
+    """s′ = 0.02x on three knots is ridge of strength 0.01."""
+    ensemble, data = small_networks(), random_data(0)
+    strengths = torch.tensor([[-0.01, 0, 0.01]] * 3, dtype=torch.float64)
+    shape = tacit.regularizers.spline([-0.5, 0, 0.5])
+    with_spline = train_briefly(ensemble, data, penalties={shape: strengths}).last.params
+    with_ridge = train_briefly(ensemble, data, penalties={tacit.l2(): 0.01}).last.params
+    for name, params in with_ridge.items():
+        torch.testing.assert_close(with_spline[name], params, rtol=1e-7, atol=1e-9)
+
+
 def test_a_diverged_member_does_not_break_families_that_fail_on_nan():
     nuclear, data = tacit.regularizers.nuclear_norm(), random_data(0)
     plan = Plan(SGD([1e200, 0.01, 0.01]), 4, 16, averaged=[nuclear])

@@ -1,8 +1,10 @@
 """Conditions, inflation and unique directions of a design, against dense formulas."""
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
+from scipy.optimize import lsq_linear
 from support.systems import SEEDS, draw, equations, quick, random_system
 
 import tacit
@@ -51,3 +53,45 @@ def test_a_nonnegative_fit_of_columns_that_are_all_zero_is_zero():
     """scipy's nnls, called without a column, ends the process."""
     system = System(torch.zeros(10, 2, dtype=torch.float64))
     assert system.solve_nonnegative(draw(0, 10, 3)).tolist() == [[0.0] * 3] * 2
+
+
+@pytest.mark.parametrize("bounded", [(0, 1, 1, 1), (1, 0, 0, 1), (0, 0, 0, 0), (1, 1, 1, 1)])
+def test_bounds_on_some_strengths_are_those_of_a_solver_with_bounds(bounded):
+    generator = torch.Generator().manual_seed(sum(bounded))
+    lower = np.where(bounded, 0.0, -np.inf)
+    held = 0
+    for _ in range(20):
+        design = torch.randn(9, 4, generator=generator, dtype=torch.float64)
+        design[:, 1] *= 1e-3
+        targets = torch.randn(9, 2, generator=generator, dtype=torch.float64)
+        mask = torch.tensor(bounded, dtype=torch.bool)
+        strengths = System(design).solve_bounded(targets, mask)
+        for column in range(2):
+            bounds, b = (lower, np.full(4, np.inf)), targets[:, column].numpy()
+            expected = lsq_linear(design.numpy(), b, bounds, tol=1e-14).x
+            np.testing.assert_allclose(strengths[:, column], expected, rtol=1e-4, atol=1e-6)
+        held += int((strengths[mask] == 0).sum())
+    assert (held > 0) == any(bounded)
+
+
+def test_bounded_strengths_that_free_ones_span_keep_the_conditions_of_optimality():
+    """A bounded copy of a free column: the residual is orthogonal to the free columns."""
+    generator = torch.Generator().manual_seed(0)
+    design = torch.randn(9, 3, generator=generator, dtype=torch.float64)
+    design = torch.cat([design, design[:, :1]], dim=1)
+    target = torch.randn(9, 1, generator=generator, dtype=torch.float64)
+    mask = torch.tensor([False, True, True, True])
+    strengths = System(design).solve_bounded(target, mask)
+    slopes = design.T @ (design @ strengths - target)
+    assert (strengths[mask] >= 0).all()
+    assert (slopes[mask] >= -1e-10).all()
+    torch.testing.assert_close(slopes[~mask], torch.zeros(1, 1, dtype=torch.float64))
+    assert float((slopes * strengths).abs().max()) < 1e-10
+
+
+def test_which_combinations_of_strengths_are_determined():
+    """Columns a, a and 0: only the sum of the first two strengths is determined."""
+    column = torch.tensor([1.0, 2.0, -1.0], dtype=torch.float64)
+    design = torch.stack([column, column, torch.zeros(3).double()], dim=1)
+    combinations = torch.tensor([[1, 1, 0], [2, 2, 0], [1, 0, 0], [1, -1, 0], [1, 1, 1]]).double()
+    assert System(design).determines(combinations).tolist() == [True, True, False, False, False]

@@ -27,6 +27,8 @@ def coupled(params):
     return spread.exp() + params["0.weight"].sum() * params["2.weight"].square().sum()
 
 
+KNOTS = (-0.7, -0.2, 0.05, 0.33, 0.61)
+"""Knots of splines; where they are a number, the knots depend on the scope."""
 SEPARABLE = {
     "l2": tacit.l2,
     "l1": tacit.l1,
@@ -46,8 +48,17 @@ SEPARABLE = {
 }
 ONLY_MATRICES = (
     *("nuclear_norm", "schatten", "spectral_norm", "stable_rank", "orthogonality", "balance"),
+    "spectral_spline",
 )
 NOT_SEPARABLE = {
+    "spline": lambda **options: tacit.regularizers.spline(KNOTS, **options),
+    "spline of even shape": lambda **options: tacit.regularizers.spline(
+        KNOTS[2:], even=True, **options
+    ),
+    "spline of convex shape": lambda **options: tacit.regularizers.spline(
+        KNOTS[2:], even=True, convex=True, **options
+    ),
+    "spectral_spline": lambda **options: tacit.regularizers.spectral_spline(KNOTS[2:], **options),
     "diagonal": tacit.regularizers.diagonal,
     "symmetric": tacit.regularizers.symmetric,
     "balance": tacit.regularizers.balance,

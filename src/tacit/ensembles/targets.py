@@ -1,7 +1,7 @@
 """What is to be explained in every member, and the equations written from it."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -71,8 +71,9 @@ class MemberTargets:
                 _layer_block(bound, layer, names, targets, floors[layer][m])
                 for layer, names in layers.items()
             )
+            sources = (replace(source, counts=bound.counts),)
             equations.append(
-                Equations(bound.families, bound.columns.names, len(targets), blocks, (source,))
+                Equations(bound.families, bound.columns.names, len(targets), blocks, sources)
             )
         return equations
 

@@ -7,6 +7,7 @@ import math
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, get_args
 
 import torch
@@ -24,7 +25,7 @@ from tacit.equations.noise import (
 from tacit.equations.sources import Family, Source
 from tacit.errors import InputError, check_type
 from tacit.plain import check_plain
-from tacit.regularizers.family import FamilyKind
+from tacit.regularizers.family import FamilyKind, Shape
 
 if TYPE_CHECKING:
     from tacit.equations.target import Origin
@@ -172,6 +173,13 @@ class Equations:
             other_families=(),
         )
 
+    def bounded(self, *, nonnegative: bool = False) -> Tensor:
+        """Which strengths are fitted under λ ≥ 0: all, or those that a convex shape needs."""
+        if nonnegative:
+            return torch.ones(len(self.names), dtype=torch.bool)
+        marks = [m for f in self.families for m in (f.bounded or (False,) * f.size)]
+        return torch.tensor(marks, dtype=torch.bool)
+
     def matrices(self, strengths: Sequence[float]) -> Iterator[tuple[str, Sequence[float]]]:
         """Kind and coefficients of every diagonal or symmetric family among the strengths."""
         start = 0
@@ -183,7 +191,7 @@ class Equations:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the equations (safetensors): they are the costly part, and refitting is free."""
         header = {
-            "families": [vars(family) for family in self.families],
+            "families": [asdict(family) for family in self.families],
             "names": self.names,
             "targets": self.targets,
             "sources": [asdict(source) for source in self.sources],
@@ -265,8 +273,11 @@ def _check_columns(equations: Equations) -> None:
         raise ValueError(f"its families do not have {len(names)} columns")
     for family in equations.families:
         _check_family(family)
+    counts = {f.name: f.size + 1 for f in equations.families if f.shape is not None}
     for source in equations.sources:
         _check_source(source)
+        if any(len(c) != counts.get(name, len(c)) for name, c in source.counts.items()):
+            raise ValueError("a source counts weights between other knots")
 
 
 def _check_blocks(equations: Equations) -> None:
@@ -309,6 +320,20 @@ def _check_family(family: Family) -> None:
     whole = family.kind != "symmetric" or triangle * (triangle + 1) == 2 * family.size
     if family.kind not in get_args(FamilyKind) or not family.size or not whole:
         raise ValueError(f"a family of {family.size} columns is {family.kind[:40]!r}")
+    if len(family.bounded) not in (0, family.size):
+        raise ValueError(f"{len(family.bounded)} of {family.size} columns have bounds")
+    if family.shape is not None:
+        _check_shape(family, family.shape)
+
+
+def _check_shape(family: Family, shape: Shape) -> None:
+    knots, marks = shape.knots, family.bounded or (False,) * family.size
+    rising = all(a < b for a, b in pairwise(knots)) and not (
+        shape.even and min(knots, default=0.0) < 0
+    )
+    known = shape.of in ("weights", "singular values") and not shape.counts
+    if len(knots) != family.size or not rising or not known or shape.bounded != marks:
+        raise ValueError(f"{len(knots)} knots of {family.size} columns do not fit them")
 
 
 def _check_source(source: Source) -> None:
@@ -348,6 +373,7 @@ def stack(equations: Iterable[Equations]) -> Equations:
     means: list[Block] = []
     sources: list[Source] = []
     for part in parts:
+        _check_knots(part, first)
         if (part.names, part.targets) != (first.names, first.targets):
             raise InputError(
                 f"equations in {part.names} with {part.targets} target columns do not stack on "
@@ -373,6 +399,17 @@ def stack(equations: Iterable[Equations]) -> Equations:
         alternatives=alternatives,
         other_families=others,
     )
+
+
+def _check_knots(part: Equations, first: Equations) -> None:
+    """Refuse shapes with other knots, whose strengths belong to other places."""
+    for family, other in zip(part.families, first.families, strict=False):
+        if family.name == other.name and family.shape != other.shape:
+            raise InputError(
+                f"{family.describe()} does not stack on {other.describe()}: strengths belong to "
+                "knots. Write all equations with the same spline object, or pass the same knots, "
+                "as in spline(knots=fit.curve('spline').knots)."
+            )
 
 
 def _stack_alternatives(
@@ -434,6 +471,10 @@ def _select_families(families: tuple[Family, ...], position: dict[int, int]) -> 
     for family in families:
         size = sum(column in position for column in range(start, start + family.size))
         if size:
-            whole = size == family.size or family.kind not in ("diagonal", "symmetric")
-            yield replace(family, kind=family.kind if whole else "", size=size)
+            bounded = [m for i, m in enumerate(family.bounded) if start + i in position]
+            family_part = replace(family, size=size, bounded=tuple(bounded))
+            if size < family.size:  # a part of a matrix or of a curve is none
+                kind = "" if family.kind in ("diagonal", "symmetric") else family.kind
+                family_part = replace(family_part, kind=kind, shape=None)
+            yield family_part
         start += family.size

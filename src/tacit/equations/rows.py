@@ -45,6 +45,8 @@ class BoundCandidates:
     the target has it already."""
     weights: Params = field(default_factory=dict)
     """By parameter, what its rows are multiplied by; empty for one."""
+    counts: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    """By family with knots, how many weights lie between them."""
 
     def families_on(self, name: str) -> list[Columns]:
         """The columns, estimated and known, that cover a tensor."""
@@ -165,14 +167,21 @@ class Candidates:
                     "compare its strength with the known one, or make its column exact."
                 )
         families = tuple(
-            Family(
-                r.name, r.kind, len(parts[r].names), r.definition + " per time" * per_time.get(r, 0)
-            )
+            _family(r, parts[r], r.definition + " per time" * per_time.get(r, 0))
             for r in self.estimated
         )
+        counts = {r.name: s.counts for r in self.estimated if (s := parts[r].shape) is not None}
         known = [(0.0 if self.followed else s, parts[r]) for r, s in self.known.items()]
         names = reached_rows(select(params, rows, what="rows"), unreached)
-        return BoundCandidates(params, names, families, columns, known, weights or {})
+        return BoundCandidates(params, names, families, columns, known, weights or {}, counts)
+
+
+def _family(regularizer: Regularizer, columns: Columns, definition: str) -> Family:
+    family = Family(regularizer.name, regularizer.kind, len(columns.names), definition)
+    if (shape := columns.shape) is None:
+        return family
+    bounded = shape.bounded if shape.convex else ()
+    return replace(family, shape=replace(shape, counts=()), bounded=bounded)
 
 
 def reached_rows(names: Sequence[str], unreached: Sequence[str]) -> tuple[str, ...]:

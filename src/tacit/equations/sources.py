@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from tacit.objective.scale import Scale
+from tacit.regularizers.family import Shape
 
 
 @dataclass(frozen=True)
@@ -14,10 +15,18 @@ class Family:
     size: int
     definition: str = ""
     """See `Regularizer.definition`."""
+    shape: Shape | None = None
+    """The knots, for a family whose strengths are a curve (all of its columns are here)."""
+    bounded: tuple[bool, ...] = ()
+    """Which strengths every fit keeps at zero or above; () for none."""
 
     def describe(self) -> str:
         """The name, with what distinguishes the family from others of that name."""
-        return f"{self.name!r} ({self.definition or self.kind or 'another penalty'})"
+        text = f"{self.name!r} ({self.definition or self.kind or 'another penalty'}"
+        if self.shape is not None:
+            knots = self.shape.knots
+            text += f", {len(knots)} knots from {knots[0]:.4g} to {knots[-1]:.4g}"
+        return text + ")"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,5 +83,7 @@ class Source(PointFacts):
     """Whether these are the means over one epoch of a run."""
     layer: str = ""
     """The layer that the equations were restricted to, if any."""
+    counts: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    """By family with knots, how many weights lie below the first, between each two, and above."""
     scale: Scale | None = None
     """The scale of the technique whose difference this is, if it has one."""

@@ -213,6 +213,7 @@ def _equations_at(
             **{r.name: float(strength) for r, strength in candidates.known.items()},
         },
         scale=setting.scale,
+        counts=bound.counts,
         **near_zero,
         **vars(point.facts),
         **setting.describe(point),

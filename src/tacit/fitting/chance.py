@@ -35,9 +35,9 @@ def chance(fit: "Fit | Equations") -> dict[str, float]:
     factor, count = equations.factor(), len(equations.names)
     design, target = factor[:, :count], factor[:, count:].mean(1)
     free = list(range(count))
-    if nonnegative:
-        strengths = System(design).solve_nonnegative(target[:, None])[:, 0]
-        free = torch.nonzero(strengths > 0)[:, 0].tolist()
+    if (bounded := equations.bounded(nonnegative=nonnegative)).any():
+        strengths = System(design).solve_bounded(target[:, None], bounded)[:, 0]
+        free = torch.nonzero((strengths > 0) | ~bounded)[:, 0].tolist()
     by_column = chances_among(free, equations, design, target, judged=free)
     return {name: by_column.get(i, 1.0) for i, name in enumerate(equations.names)}
 
@@ -77,6 +77,46 @@ def chances(
         c: _probability(rows[indices], basis.T @ system.unique_directions[:, c])
         for c, indices in blocks_of.items()
     }
+
+
+def family_chances(
+    equations: Equations, system: System, target: Tensor
+) -> dict[tuple[int, ...], float]:
+    """For each curve, by its columns, the probability that as many random directions add as much.
+
+    Of what the other columns leave, m random directions explain a part that is distributed as
+    Beta(m/2, n/2), with n rows more than the rank of all columns. The rows are those of the layers
+    where the curve has weights.
+    """
+    chances, start = {}, 0
+    for family in equations.families:
+        columns = tuple(range(start, start + family.size))
+        start += family.size
+        if family.kind == "spline":
+            chances[columns] = _family_chance(equations, system, target, columns)
+    return chances
+
+
+def _family_chance(
+    equations: Equations, system: System, target: Tensor, columns: tuple[int, ...]
+) -> float:
+    from scipy.special import betainc
+
+    others = System(
+        system.design[:, [c for c in range(system.design.shape[1]) if c not in columns]]
+    )
+    strengths = system.solve(target[:, None])[:, 0]
+    left = target - others.design @ others.solve(target[:, None])[:, 0]
+    added = left.square().sum() - (target - system.design @ strengths).square().sum()
+    blocks = tuple(b for b in equations.blocks if set(columns) & set(b.columns))
+    factor, count = replace(equations, blocks=blocks).factor(), len(strengths)
+    residual = factor[:, count:].mean(1) - factor[:, :count] @ strengths
+    freedom = sum(block.rows for block in blocks) - system.rank
+    whole = float(added + residual.square().sum())
+    if freedom <= 0 or whole <= EXACT**2 * float(target.square().sum()) or added <= 0:
+        return 1.0
+    part = float(residual.square().sum()) / whole
+    return float(betainc(freedom / 2, (system.rank - others.rank) / 2, part))
 
 
 class _Rows(NamedTuple):

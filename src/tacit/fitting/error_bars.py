@@ -136,8 +136,9 @@ def error_bars_from(
         strengths: the fitted strengths, in float64.
         nonnegative: whether they were fitted under λ ≥ 0.
     """
-    if nonnegative and bool((strengths <= 0).any()):
-        free = torch.nonzero(strengths > 0)[:, 0]
+    held = equations.bounded(nonnegative=nonnegative) & (strengths <= 0)
+    if held.any():
+        free = torch.nonzero(~held)[:, 0]
         if not len(free):
             return {}
         by_kind = error_bars_from(equations.select_columns(free.tolist()), strengths[free])

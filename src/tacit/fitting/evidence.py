@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tacit.equations.equations import Equations
 from tacit.equations.noise import noise_in_columns
-from tacit.fitting.chance import chances, chances_among
+from tacit.fitting.chance import chances, chances_among, family_chances
 from tacit.fitting.column_noise import noise_by_label
 from tacit.fitting.error_bars import factors_by_label
 from tacit.fitting.shares import products_of_points
@@ -83,7 +83,7 @@ class Evidence:
     residuals: Tensor
     """‖target − design·λ‖ / ‖target‖ over the layers where each column is not zero."""
     in_matrix: Tensor
-    """Which columns are entries of a matrix Λ, whose single values mean little."""
+    """Which columns are entries of a matrix Λ or of a curve, whose single values mean little."""
     collapsed: list[tuple[int, int]]
     """Ridge and smooth-L1 columns that are nearly the same."""
     dependent: list[Combination]
@@ -92,6 +92,8 @@ class Evidence:
     """Combinations of unit columns that nearly cancel, and matter for this residual."""
     chances: dict[int, float]
     """The probability that a random direction adds as much as a column, without matrices."""
+    family_chances: dict[tuple[int, ...], float]
+    """For the columns of each curve, the probability that as many random directions do."""
     column_noise: dict[int, float]
     """Part of the square of a column from random probes, beside the others, that is noise."""
 
@@ -109,20 +111,22 @@ def gather_evidence(
     """The evidence about a fit; targets have one column per group of draws."""
     target, columns_in_use = targets.mean(1), len(system.nonzero)
     length = target.norm()
-    unconstrained = system.solve(target[:, None])[:, 0] if nonnegative else strengths
+    bounded = equations.bounded(nonnegative=nonnegative)
+    unconstrained = system.solve(target[:, None])[:, 0] if bounded.any() else strengths
     kinds = [family.kind for family in equations.families for _ in range(family.size)]
-    in_matrix = torch.tensor([kind in ("diagonal", "symmetric") for kind in kinds])
+    in_matrix = torch.tensor([kind in ("diagonal", "symmetric", "spline") for kind in kinds])
     expected = min(1.0, system.rank / equations.rows)
     underdetermined = system.rank < columns_in_use and equations.rows < columns_in_use
     dependent, nearly_dependent = [], []
     if columns_in_use and not underdetermined:
-        dependent = _cancelling(system, math.inf, smallest=1e-6)
+        at_knots = System(system.design @ _values_at_knots(equations))
+        dependent = _cancelling(at_knots, math.inf, smallest=1e-6)
         if residual_ratio:
             condition = max(MIN_CONDITION, AMPLIFIED / residual_ratio)
-            nearly_dependent = _cancelling(system, condition, smallest=0.1)
+            nearly_dependent = _cancelling(at_knots, condition, smallest=0.1)
     by_column = chances(equations, system, target, torch.nonzero(~in_matrix)[:, 0].tolist())
-    if nonnegative:  # a column above zero is judged beside the others above zero
-        positive = torch.nonzero(strengths > 0)[:, 0].tolist()
+    if bounded.any():  # a column above zero is judged beside the others above zero
+        positive = torch.nonzero((strengths > 0) | ~bounded)[:, 0].tolist()
         by_column |= chances_among(positive, equations, system.design, target, judged=by_column)
     return Evidence(
         equations=equations,
@@ -143,8 +147,23 @@ def gather_evidence(
         dependent=dependent,
         nearly_dependent=nearly_dependent,
         chances=by_column,
+        family_chances=family_chances(equations, system, target),
         column_noise=_column_noise(equations),
     )
+
+
+def _values_at_knots(equations: Equations) -> Tensor:
+    """The strengths as a function of values at knots: rises of a convex curve are differences.
+
+    Neighbouring rises have nearly the same column, but the curve may be well determined.
+    """
+    matrix, start = torch.eye(len(equations.names), dtype=torch.float64), 0
+    for family in equations.families:
+        if family.shape is not None and family.shape.convex:
+            rises = range(start + 1, start + family.size)
+            matrix[list(rises), [j - 1 for j in rises]] = -1
+        start += family.size
+    return matrix
 
 
 def _noise(targets: Tensor) -> float:

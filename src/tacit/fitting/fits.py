@@ -12,6 +12,7 @@ from torch import Tensor
 from tacit.equations.equations import SMALLEST, Equations
 from tacit.equations.sources import Source
 from tacit.errors import InputError, Problem, ProblemKind
+from tacit.fitting.curves import Curve, curve_of
 from tacit.fitting.error_bars import KINDS, ErrorBars, error_bars_from
 from tacit.fitting.evidence import MIN_EXPLAINED, gather_evidence
 from tacit.fitting.findings import findings
@@ -60,7 +61,7 @@ class Fit:
     nonnegative: bool
     sources: tuple[Source, ...] = field(repr=False)
     unconstrained: "Fit | None" = field(repr=False)
-    """The unconstrained fit, for a nonnegative one."""
+    """The unconstrained fit, for a nonnegative one and for one of a convex shape."""
     equations: Equations = field(repr=False, compare=False)
     added_error_bars: tuple[ErrorBars, ...] = field(default=(), repr=False, compare=False)
     """Error bars that need more than the equations, such as those of sampling."""
@@ -161,6 +162,18 @@ class Fit:
         kind, coefficients = matrices[0]
         return quadratic_matrix(torch.tensor(coefficients, dtype=torch.float64), kind)
 
+    def curve(self, name: str = "", *, grid: Sequence[float] | None = None) -> Curve:
+        """The shape of a penalty of single weights or singular values: s and s′ with their bands.
+
+        For `spline` and `spectral_spline`, and, while the equations are in memory, for families of
+        one strength such as `l2`, `smooth_l1`, `power` and `hypentropy`.
+
+        Args:
+            name: the regularizer; by default the only one that has a curve.
+            grid: the points; by default the knots and points at equal distances between them.
+        """
+        return curve_of(self, name, grid)
+
     def summary(self) -> str:
         """A regression table with its problems, ready to print."""
         return write_summary(self)
@@ -192,11 +205,11 @@ def fit(equations: Equations, *, nonnegative: bool = False) -> Fit:
     factor, count = equations.factor(), len(equations.names)
     _check_scale(equations.names, factor)
     system, targets = System(factor[:, :count]), factor[:, count:]
-    solve = system.solve_nonnegative if nonnegative else system.solve
+    bounded = equations.bounded(nonnegative=nonnegative)
     target = targets.mean(1)
-    strengths = solve(target[:, None])[:, 0]
-    unconstrained = fit(equations) if nonnegative else None
-    shares = _shares(system.design, solve(targets), targets)
+    strengths = system.solve_bounded(target[:, None], bounded)[:, 0]
+    unconstrained = fit(_without_bounds(equations)) if bounded.any() else None
+    shares = _shares(system.design, system.solve_bounded(targets, bounded), targets)
     fitted = system.design @ strengths
     residual_ratio = _ratio((target - fitted).norm(), target.norm())
     cosine = _ratio(fitted @ target, fitted.norm() * target.norm())
@@ -231,6 +244,12 @@ def fit(equations: Equations, *, nonnegative: bool = False) -> Fit:
     )
 
 
+def _without_bounds(equations: Equations) -> Equations:
+    """The same equations without bounds that families have by themselves; no curve is left then."""
+    families = [replace(f, bounded=(), shape=None) if f.bounded else f for f in equations.families]
+    return replace(equations, families=tuple(families))
+
+
 def _check_arguments(equations: Equations, nonnegative: bool) -> int:
     """The number of equations; wrong arguments are refused."""
     if not isinstance(equations, Equations):
@@ -250,6 +269,11 @@ def _check_arguments(equations: Equations, nonnegative: bool) -> int:
         raise InputError(
             "nonnegative=True with symmetric(): off-diagonal strengths of a penalty may well be "
             "negative. Fit freely and look at the eigenvalues of Fit.matrix()."
+        )
+    if nonnegative and any(f.shape is not None and not f.shape.even for f in equations.families):
+        raise InputError(
+            "nonnegative=True with a spline that is not even: s′ of negative weights is below zero "
+            "for a penalty. Pass spline(even=True), or convex=True and leave nonnegative= out."
         )
     return rows
 

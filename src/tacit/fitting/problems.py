@@ -486,6 +486,11 @@ def _by_chance(e: Evidence) -> Iterator[Finding]:
         size = max(sizes[column], e.residual_ratio)
         if probability > evidence.MAX_CHANCE and size > evidence.NEGLIGIBLE:
             yield _names(e, [column]), {"beside": beside, "probability": probability}
+    for columns, probability in e.family_chances.items():
+        size = max(e.residual_ratio, *(sizes[column] for column in columns))
+        if probability > evidence.MAX_CHANCE and size > evidence.NEGLIGIBLE:
+            others = " beside the others" if len(columns) < len(sizes) else ""
+            yield _names(e, columns), {"beside": others, "probability": probability}
 
 
 @row(

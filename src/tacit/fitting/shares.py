@@ -76,13 +76,13 @@ def _explained_by(system: FittedSystem) -> Callable[[Sequence[int]], float]:
     """A function from columns to the fraction that they explain by themselves."""
     factor, names = system.equations.factor(), system.equations.names
     targets, products = factor[:, len(names) :], products_of_points(system.equations)
+    bounded = system.equations.bounded(nonnegative=system.nonnegative)
 
     def explained_by(columns: Sequence[int]) -> float:
         if not columns:
             return 0.0
         part = System(factor[:, list(columns)])
-        solve = part.solve_nonnegative if system.nonnegative else part.solve
-        strengths = solve(targets)
+        strengths = part.solve_bounded(targets, bounded[list(columns)])
         if products is None:
             return explained(part.design, strengths, targets)
         return float(net_shares(products[[*columns, -1]][:, [*columns, -1]], strengths[:, 0]).sum())

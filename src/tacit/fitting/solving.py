@@ -125,6 +125,36 @@ class System:
             full[self.nonzero] = q @ torch.linalg.solve_triangular(r.T, projected, upper=False)
         return full
 
+    def determines(self, combinations: Tensor) -> Tensor:
+        """Which combinations Σ_j a_j λ_j of strengths the equations determine, one per row."""
+        _, _, vh = self._svd
+        scaled = combinations[:, self.nonzero] / self.norms[self.nonzero]
+        undetermined = (scaled @ vh[self.rank :].T).norm(dim=1) > 1e-6 * scaled.norm(dim=1)
+        return ~undetermined & ~combinations[:, self.norms == 0].any(1)
+
+    def solve_bounded(self, targets: Tensor, bounded: Tensor) -> Tensor:
+        """Least-squares strengths for every target, under λ_j ≥ 0 for the bounded ones.
+
+        What the others explain is projected out first: min over them leaves a problem in the
+        bounded ones alone.
+        """
+        if not bounded.any():
+            return self.solve(targets)
+        if bounded.all():
+            return self.solve_nonnegative(targets)
+        others, strengths = (
+            System(self.design[:, ~bounded]),
+            targets.new_zeros(len(self.norms), targets.shape[1]),
+        )
+        basis = others.design @ others.coordinates
+        design = self.design[:, bounded] - basis @ (basis.T @ self.design[:, bounded])
+        # A column that the others span has no part of its own; rounding would give it one.
+        spanned = design.norm(dim=0) <= RANK * self.norms[bounded]
+        rest = System(torch.where(spanned, 0.0, design))
+        strengths[bounded] = rest.solve_nonnegative(targets - basis @ (basis.T @ targets))
+        strengths[~bounded] = others.solve(targets - self.design[:, bounded] @ strengths[bounded])
+        return strengths
+
     def solve_nonnegative(self, targets: Tensor) -> Tensor:
         """Least-squares strengths under λ ≥ 0 for every target, by active sets."""
         from scipy.optimize import nnls

@@ -138,6 +138,7 @@ def compare(
             "{'ridge': ['l2'], 'both': ['l2', 'l1']}."
         )
     count, whole = len(equations.names), equations.factor()
+    bounded = equations.bounded(nonnegative=nonnegative)
     clusters = _cluster_factors(equations, held_out)
     factors = list(clusters.values())
     # The factor of all clusters but one, from running factors of both ends: linear in the clusters.
@@ -149,8 +150,8 @@ def compare(
     names, fitted, square_residuals = {}, {}, {}
     for model, regularizers in models.items():
         columns = list(columns_of(equations, regularizers, what=f"model {model!r}"))
-        strengths = _strengths(whole, columns, count, nonnegative)
-        from_others = [_strengths(others, columns, count, nonnegative) for others in without]
+        strengths = _strengths(whole, columns, count, bounded)
+        from_others = [_strengths(others, columns, count, bounded) for others in without]
         squares = [
             between_groups(residual, residual)
             for factor, found in zip(factors, from_others, strict=True)
@@ -165,9 +166,8 @@ def compare(
     return Comparison(held_out, tuple(clusters), names, fitted, norms, square_residuals)
 
 
-def _strengths(factor: Tensor, columns: list[int], count: int, nonnegative: bool) -> Tensor:
-    system = System(factor[:, columns])
-    return (system.solve_nonnegative if nonnegative else system.solve)(factor[:, count:])
+def _strengths(factor: Tensor, columns: list[int], count: int, bounded: Tensor) -> Tensor:
+    return System(factor[:, columns]).solve_bounded(factor[:, count:], bounded[columns])
 
 
 def _without_noise(

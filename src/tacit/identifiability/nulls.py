@@ -82,7 +82,7 @@ def null_distribution(
         raise InputError(
             f"the fit is of {origin.setting.mode} equations: null_distribution is for endpoints."
         )
-    if fit.nonnegative:
+    if fit.equations.bounded(nonnegative=fit.nonnegative).any():
         raise InputError("the fit is under λ ≥ 0: pass the free fit, fit.unconstrained.")
     check_whole("shuffles", shuffles)
     check_choice("kind", kind, get_args(NullKind))

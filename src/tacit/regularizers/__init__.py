@@ -27,6 +27,7 @@ from tacit.regularizers.matrices import (
 )
 from tacit.regularizers.overview import catalogue
 from tacit.regularizers.quadratic import diagonal, symmetric
+from tacit.regularizers.splines import spectral_spline, spline
 from tacit.regularizers.units import balance
 from tacit.regularizers.weight_decay import metric_ridge, optimizer_penalties
 
@@ -64,6 +65,8 @@ __all__ = [
     "separable",
     "smooth_l1",
     "spectral_norm",
+    "spectral_spline",
+    "spline",
     "stable_rank",
     "symmetric",
 ]

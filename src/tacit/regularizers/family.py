@@ -24,8 +24,8 @@ from tacit.objective.params import (
     to_float64,
 )
 
-FamilyKind = Literal["", "l2", "smooth_l1", "diagonal", "symmetric"]
-"""Families that the diagnostics and `Fit.matrix()` treat specially; "" for all others."""
+FamilyKind = Literal["", "l2", "smooth_l1", "diagonal", "symmetric", "spline"]
+"""Families that diagnostics, `Fit.matrix()` and `Fit.curve()` treat specially; "" for others."""
 
 
 Cost = Literal["weights", "pass", "second-order"]
@@ -49,6 +49,26 @@ class Subspace(NamedTuple):
     """Why there are no other directions. Subspaces of one tensor and reason contain each other."""
 
 
+@dataclass(frozen=True)
+class Shape:
+    """The knots of a penalty Σ s(x_i) whose s′ is linear between them; see `spline`."""
+
+    knots: tuple[float, ...]
+    even: bool = False
+    """Whether s′(x) = sign(x) h(|x|), and the knots are of |x|."""
+    convex: bool = False
+    """Whether strengths are the first value of s′ and its rises, which are zero or above."""
+    of: str = "weights"
+    """What x are: weights, or singular values."""
+    counts: tuple[int, ...] = ()
+    """How many x lie below the first knot, between each two, and above the last."""
+
+    @property
+    def bounded(self) -> tuple[bool, ...]:
+        """Which strengths are zero or above."""
+        return tuple(self.convex and (self.even or j > 0) for j in range(len(self.knots)))
+
+
 @dataclass(frozen=True, eq=False)
 class Columns:
     """The gradient columns ∇R_j of a family at fixed parameters: one column per strength.
@@ -70,6 +90,7 @@ class Columns:
         groups: the number of these groups; 0 where no column is noisy.
         deviations: deviations(tensor_name, part) returns each group's column minus the mean, for
             the active noisy columns, in float64, with shape (rows, groups, active noisy columns).
+        shape: the knots, for a family whose strengths are a curve.
     """
 
     names: tuple[str, ...]
@@ -80,6 +101,7 @@ class Columns:
     noisy: tuple[int, ...] = ()
     groups: int = 0
     deviations: Callable[[str, slice], Tensor] = lambda tensor_name, part: torch.zeros(0, 0, 0)
+    shape: Shape | None = None
 
     def noisy_on(self, tensor_name: str) -> list[int]:
         """The noisy columns that are not zero on a tensor, in the order of `deviations`."""
@@ -255,7 +277,18 @@ def difference_of(end: Columns, start: Columns) -> Columns:
     def rows(tensor_name: str, part: slice) -> Tensor:
         return end.rows(tensor_name, part) - start.rows(tensor_name, part)
 
-    return replace(both, names=end.names, active=end.active, rows=rows)
+    def kinks(tensor_name: str, part: slice) -> Tensor | None:
+        # A path that starts where all columns are zero starts at the minimum of R, at zero weights:
+        # 0 is a subgradient there.
+        masks = [end.kinks(tensor_name, part), start.kinks(tensor_name, part)]
+        if masks[1] is not None:
+            masks[1] = masks[1] & (start.rows(tensor_name, part) != 0).any(1).to(masks[1].device)
+        present = [mask for mask in masks if mask is not None]
+        return torch.stack(present).any(0) if present else None
+
+    return replace(
+        both, names=end.names, active=end.active, rows=rows, kinks=kinks, shape=end.shape
+    )
 
 
 def smallest_subspace(families: Iterable[Columns], tensor_name: str) -> Subspace | None:

@@ -116,10 +116,10 @@ def schatten(
         if p == 2:
             flat = tensor.flatten()
             return TensorGradient(at=lambda part: 2 * to_float64(flat[part]))
-        u, s, vh, rounding = _decompose(tensor)
+        u, s, vh, rounding = decompose(tensor)
         rank = len(s) if p > 2 else int((s > max(rounding, zero())).sum())
         flat = ((u[:, :rank] * (p * s[:rank] ** (p - 1))) @ vh[:rank]).flatten()
-        subspace = None if rank == len(s) else _row_and_column_space(u[:, :rank], vh[:rank])
+        subspace = None if rank == len(s) else row_and_column_space(u[:, :rank], vh[:rank])
         return TensorGradient(at=lambda part: flat[part], subspace=subspace)
 
     def value(tensor: Tensor, _: str) -> Tensor:
@@ -256,6 +256,12 @@ def orthogonality(*, scope: Scope = None, name: str = "orthogonality") -> Regula
     return replace(_sum_over_matrices(name, scope, value, gradient), definition="orthogonality")
 
 
+def is_matrix(tensor: Tensor, least: int = 1) -> bool:
+    """Whether a tensor, reshaped by its first dimension, has so many rows and columns."""
+    shape = tensor.shape
+    return tensor.ndim >= 2 and min(shape[0], math.prod(shape[1:])) >= least
+
+
 def _sum_over_matrices(
     name: str,
     scope: Scope,
@@ -269,8 +275,7 @@ def _sum_over_matrices(
     """
 
     def covers(tensor: Tensor, _: str) -> bool:
-        shape = tensor.shape
-        return tensor.ndim >= 2 and min(shape[0], math.prod(shape[1:])) >= least
+        return is_matrix(tensor, least)
 
     return separable(
         name, scope, value=value, gradient=lambda tensor, _: gradient(tensor), covers=covers
@@ -286,7 +291,7 @@ class _Decomposition(NamedTuple):
     rounding: float
 
 
-def _decompose(tensor: Tensor) -> _Decomposition:
+def decompose(tensor: Tensor) -> _Decomposition:
     """Rounding of all weights moves singular values by at most ε‖W‖_F/2; four ε leave a margin."""
     matrix = to_float64(tensor.flatten(1))
     u, s, vh = torch.linalg.svd(matrix, full_matrices=False)
@@ -306,7 +311,7 @@ class _Largest(NamedTuple):
 
 
 def _largest(tensor: Tensor, equal_width: float) -> _Largest:
-    whole = _decompose(tensor)
+    whole = decompose(tensor)
     largest = float(whole.s[0])
     rounding = min(whole.rounding, 1e-3 * largest)  # in low precision it would be many
     least = largest - max(rounding, equal_width * largest)
@@ -339,7 +344,7 @@ def _subspace_of_largest(top: _Largest) -> Subspace | None:
     return Subspace(dimension, project, reason="equal largest singular values")
 
 
-def _row_and_column_space(u: Tensor, vh: Tensor) -> Subspace:
+def row_and_column_space(u: Tensor, vh: Tensor) -> Subspace:
     """The directions U A + B Vᵀ of matrices with column space U and row space V."""
     (height, rank), width = u.shape, vh.shape[1]
 

@@ -138,6 +138,21 @@ CATALOGUE = (
         "Gradient flow of networks with ReLU conserves each term.",
     ),
     Entry(
+        "spline(knots, even, convex, zero_width)",
+        "Σ s(θ_i), s′ linear between knots, one strength per knot",
+        "weights",
+        f"{EXACT}; rows at zero are left out if even; Fit.curve has bands of s and s′",
+        "any penalty of single weights, which it approximates: compare the curve with theirs. Any "
+        "target, where there are as many knots as weights.",
+    ),
+    Entry(
+        "spectral_spline(knots, convex, zero_width)",
+        "Σ_W Σ_k s(σ_k(W)), s′ linear between knots, one strength per knot",
+        "weights",
+        SINGULAR_VALUES,
+        "any penalty of singular values, such as nuclear_norm and schatten.",
+    ),
+    Entry(
         "diagonal()",
         "Σ λ_i θ_i², one strength per parameter",
         "weights",

@@ -96,7 +96,12 @@ def cross_fit(  # noqa: PLR0913 # the data and the candidates, then keyword opti
 
 
 def _check_exact(bound: BoundCandidates) -> None:
-    """Refuse columns from random probes, whose noise would be the same in all folds."""
+    """Refuse columns from random probes, whose noise would be the same in all folds, and bounds."""
+    if bounded := [family.name for family in bound.families if any(family.bounded)]:
+        raise InputError(
+            f"{shorten(bounded)} is convex, and products of folds are not fitted under bounds: "
+            "leave convex=True out, or use estimate."
+        )
     if noisy := [bound.columns.names[column] for column in bound.columns.noisy]:
         raise InputError(
             f"the columns of {shorten(noisy)} are from random probes, whose noise does not cancel "

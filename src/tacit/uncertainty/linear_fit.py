@@ -51,7 +51,7 @@ def linear_fit_of(fit: Fit, what: str) -> LinearFit:
         )
     count, factor = len(fit.equations.names), fit.equations.factor()
     strengths = torch.tensor(list(fit.strengths.values()), dtype=torch.float64)
-    free = strengths > 0 if fit.nonnegative else torch.ones(count, dtype=torch.bool)
+    free = (strengths > 0) | ~fit.equations.bounded(nonnegative=fit.nonnegative)
     if not free.any():
         raise InputError(
             "λ ≥ 0 holds all strengths of this fit at zero, so no example changes any of them: "

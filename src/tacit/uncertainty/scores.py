@@ -129,7 +129,8 @@ def with_sampling_errors(fit: Fit, population: float | None) -> Fit:
     The fit is returned unchanged where no population is given, and where λ ≥ 0 holds every
     strength at zero.
     """
-    if population is None or (fit.nonnegative and not any(fit.strengths.values())):
+    held = bool(fit.equations.bounded(nonnegative=fit.nonnegative).all())
+    if population is None or (held and not any(fit.strengths.values())):
         return fit
     scores = score_examples(fit, population=population)
     return fit.with_error_bars(scores.error_bars(), *scores.problems)
