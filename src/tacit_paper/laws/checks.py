@@ -88,5 +88,6 @@ def markdown_table(rows: Table, section: str) -> str:
     for row in table[table.section == section].itertuples():
         ratio = f"{row.ratio:.4f}" + (f" ± {row.high - row.ratio:.3f}" if row.drawn else "")
         order = f"{row.slope:.2f} ({row.order:g})" if row.order else ""
-        lines.append(f"| {row.technique} | {row.term} | {row.source} | {ratio} | {order} |")
+        cells = (row.technique, row.term, row.source, ratio, order)
+        lines.append("| " + " | ".join(cell.replace("|", r"\|") for cell in cells) + " |")
     return "\n".join(lines)
