@@ -69,6 +69,7 @@ class Evidence:
     explained: float
     residual_ratio: float
     nonnegative: bool
+    psd: bool
     unconstrained: Tensor
     """Strengths of the unconstrained fit, which may be negative."""
     target_norm: float
@@ -105,11 +106,13 @@ def gather_evidence(
     residual_ratio: float,
     *,
     nonnegative: bool,
+    psd: bool = False,
 ) -> Evidence:
     """The evidence about a fit; targets have one column per group of draws."""
     target, columns_in_use = targets.mean(1), len(system.nonzero)
     length = target.norm()
-    unconstrained = system.solve(target[:, None])[:, 0] if nonnegative else strengths
+    constrained = nonnegative or psd
+    unconstrained = system.solve(target[:, None])[:, 0] if constrained else strengths
     kinds = [family.kind for family in equations.families for _ in range(family.size)]
     in_matrix = torch.tensor([kind in ("diagonal", "symmetric") for kind in kinds])
     expected = min(1.0, system.rank / equations.rows)
@@ -131,6 +134,7 @@ def gather_evidence(
         explained=explained,
         residual_ratio=residual_ratio,
         nonnegative=nonnegative,
+        psd=psd,
         unconstrained=unconstrained,
         target_norm=float(length),
         noise=_noise(targets),

@@ -546,7 +546,7 @@ def _faint(e: Evidence) -> Iterator[Finding]:
 
 def negative_strengths(e: Evidence) -> Iterator[Finding]:
     """Strengths below zero that matter, unless they only cancel others."""
-    strengths = e.unconstrained
+    strengths = e.unconstrained if e.nonnegative else e.strengths
     material = strengths.abs() * e.system.norms / e.target_norm > evidence.NEGLIGIBLE
     negative = (strengths < 0) & material & ~e.in_matrix
     combinations = [columns for columns, _ in (*e.dependent, *e.nearly_dependent)]
@@ -600,12 +600,34 @@ def _held_at_zero(e: Evidence) -> Iterator[Finding]:
 )
 def _indefinite(e: Evidence) -> Iterator[Finding]:
     """Λ has an eigenvalue below −{NEGLIGIBLE:.1%} of its largest absolute eigenvalue."""
-    for kind, coefficients in e.equations.matrices(e.strengths.tolist()):
+    for kind, smallest, largest in _indefinite_matrices(e, e.strengths):
+        yield (), {"kind": kind, "smallest": smallest, "largest": largest}
+
+
+@row(
+    ProblemKind.NEGATIVE,
+    "Λ ⪰ 0 costs {cost:.2%} of the target: the unconstrained Λ has eigenvalues from {smallest:.3g} "
+    "to {largest:.3g}.",
+    _MISSING,
+)
+def _held_semidefinite(e: Evidence) -> Iterator[Finding]:
+    """Λ ⪰ 0 leaves {NEGLIGIBLE:.1%} of the target unexplained that an indefinite Λ explains."""
+    if not e.psd or not e.target_norm:
+        return
+    # The unconstrained residual is orthogonal to the columns, so that squares add up.
+    cost = float((e.system.design @ (e.unconstrained - e.strengths)).norm() / e.target_norm) ** 2
+    if cost > evidence.NEGLIGIBLE:
+        for _, smallest, largest in _indefinite_matrices(e, e.unconstrained):
+            yield (), {"cost": cost, "smallest": smallest, "largest": largest}
+
+
+def _indefinite_matrices(e: Evidence, strengths: Tensor) -> Iterator[tuple[str, float, float]]:
+    """Kind, smallest and largest eigenvalue of every Λ with a negative eigenvalue that matters."""
+    for kind, coefficients in e.equations.matrices(strengths.tolist()):
         matrix = quadratic_matrix(torch.tensor(coefficients, dtype=torch.float64), kind)
         eigenvalues = torch.linalg.eigvalsh(matrix)
         if eigenvalues[0] < -evidence.NEGLIGIBLE * eigenvalues.abs().max():
-            smallest, largest = float(eigenvalues[0]), float(eigenvalues[-1])
-            yield (), {"kind": kind, "smallest": smallest, "largest": largest}
+            yield kind, float(eigenvalues[0]), float(eigenvalues[-1])
 
 
 @row(
