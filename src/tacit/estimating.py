@@ -78,7 +78,7 @@ def estimate(
 ) -> Fit: ...
 
 
-def estimate(
+def estimate(  # noqa: PLR0913 # the data and the candidates, then keyword options
     model: Any = None,
     loss: Any = None,
     data: Any = None,

@@ -21,7 +21,7 @@ from tacit.regularizers.quadratic import quadratic_matrix
 
 
 def conic_solution(design, target, orders):
-    """The strengths by Clarabel: min ½‖r‖² with r = design · x − target, the first columns in cones.
+    """The strengths by Clarabel: min ½‖r‖², r = design · x − target, first columns in cones.
 
     Its triangles go down columns; those of `symmetric()` go along rows.
     """

@@ -80,7 +80,7 @@ class Fit:
 
     @property
     def psd_binds(self) -> bool:
-        """Whether Λ ⪰ 0 holds an eigenvalue at zero, so that the fit is not the unconstrained one."""
+        """Whether Λ ⪰ 0 holds an eigenvalue at zero: the fit is not the unconstrained one."""
         free = self.unconstrained
         return self.psd and free is not None and free.strengths != self.strengths
 
@@ -161,7 +161,9 @@ class Fit:
     def layers(self) -> dict[str, "Fit"]:
         """The same fit for each layer, without the columns that are zero there."""
         parts = {label: self.equations.layer(label) for label in self.equations.layers}
-        if self.psd and any(len(cones_of(p)) < len(cones_of(self.equations)) for p in parts.values()):
+        if self.psd and any(
+            len(cones_of(p)) < len(cones_of(self.equations)) for p in parts.values()
+        ):
             raise InputError(
                 "the fit is under Λ ⪰ 0, and a single layer has not all entries of Λ: look at the "
                 "layers of the free fit, fit.unconstrained.layers."

@@ -61,8 +61,8 @@ def solver(
 def solve_semidefinite(system: System, targets: Tensor, cones: Sequence[slice]) -> Tensor:
     """Least-squares strengths for every target, with Λ ⪰ 0 in the given columns.
 
-    Where the unconstrained solution is semidefinite, it is the answer. If columns are dependent, the
-    answer is one of those that explain the target equally well, of small norm.
+    Where the unconstrained solution is semidefinite, it is the answer. If columns are dependent,
+    the answer is one of those that explain the target equally well, of small norm.
     """
     solutions = system.solve(targets)
     for column in range(targets.shape[1]):
@@ -91,7 +91,7 @@ def _solve_one(system: System, target: Tensor, cones: Sequence[slice]) -> Tensor
 
 
 def _minimise(design: Tensor, target: Tensor, sizes: Sequence[int]) -> Tensor:
-    """min ‖design · x − target‖² over x in the cones, for any scale of both."""
+    """The x in the cones with the least ‖design · x − target‖, for any scale of both."""
     length, size = float(target.norm()), float(design.norm(dim=0).max())
     x = torch.zeros(design.shape[1], dtype=torch.float64)
     if not length or not size:
@@ -125,7 +125,7 @@ def _scale_and_solve(design: Tensor, target: Tensor, sizes: Sequence[int]) -> Te
 
 
 def _units(norms: Tensor) -> Tensor:
-    """d for which d_i d_j times the norms of columns (i, j) is near 1, by least squares of logs.
+    """Units d for which d_i d_j ‖column (i, j)‖ is near 1, by least squares of logarithms.
 
     Λ = D Λ′ D is semidefinite exactly if Λ′ is.
     """
@@ -176,8 +176,9 @@ class _Change(NamedTuple):
 
 
 def _interior_point(by_cone: Sequence[Tensor], target: Tensor) -> tuple[list[Tensor], float]:
-    """The minimum over the cones, and how far it misses the optimality conditions, by primal-dual steps with Nesterov and Todd's scaling.
+    """The minimum over the cones, and how far it misses the optimality conditions.
 
+    It takes primal-dual steps with Nesterov and Todd's scaling.
     X changes by R U Rᵀ, with U in scaled coordinates. Linearised, G = S and XS = σμI become
 
         min ‖A svec(R U Rᵀ) − (b − A svec(X))‖² + ‖U − σμ diag(values)⁻¹ + correction‖²,
@@ -213,7 +214,7 @@ def _interior_point(by_cone: Sequence[Tensor], target: Tensor) -> tuple[list[Ten
         pairs = zip(scalings, change.primal, change.dual, strict=True)
         try:
             scalings = [z.moved(length * primal, length * dual) for z, primal, dual in pairs]
-        except torch.linalg.LinAlgError:
+        except RuntimeError:
             break  # rounding allows no further step; the caller checks the answer
     return [z.primal for z in best], smallest
 
@@ -290,4 +291,3 @@ def _svec(matrix: Tensor) -> Tensor:
     n = matrix.shape[-1]
     i, j = torch.triu_indices(n, n)
     return matrix[..., i, j] * torch.where(i == j, 1.0, 2.0).to(matrix).sqrt()
-
