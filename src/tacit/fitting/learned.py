@@ -31,6 +31,9 @@ RESTARTS, ROUNDS, ITERATIONS, HISTORY = 2, 8, 100, 30
 many of them."""
 PROGRESS = 0.03
 """Part by which a round has to lower the loss for another round."""
+DIRECTIONS, STEPS = 3, (1e-4, 1e-5)
+"""Directions and relative steps of the finite differences that a module's derivative is compared
+with."""
 GOOD, EXACT = 1e-3, 1e-6
 """Unexplained parts below which there is no further start, and no further round."""
 
@@ -46,8 +49,14 @@ class ScaledModule(nn.Module):
         self.register_buffer("scale", torch.tensor(scale, dtype=torch.float64))
 
     def forward(self, params: Params) -> Tensor:
-        """R_φ of these parameters."""
-        return self.scale * self.module(params)
+        """R_φ of these parameters; what is no scalar is refused."""
+        penalty = self.module(params)
+        if not isinstance(penalty, Tensor) or penalty.numel() != 1:
+            shape = tuple(penalty.shape) if isinstance(penalty, Tensor) else type(penalty).__name__
+            raise InputError(
+                f"the module returned {shape}: a scalar tensor is needed. Sum over its entries."
+            )
+        return self.scale * penalty.reshape(())
 
 
 @dataclass(frozen=True, eq=False)
@@ -272,6 +281,7 @@ def _prepare(
         _check_finite(gradient, endpoint)
     wanted = math.hypot(*(float(endpoint.mean.norm()) for endpoint in endpoints))
     scaled.scale.fill_(wanted / (math.hypot(*(float(g.norm()) for g in gradients)) or 1.0))
+    _check_derivative(scaled, learned, endpoints[0])
     return scaled, learned
 
 
@@ -288,6 +298,45 @@ def _check_dependence(gradient: Tensor, learned: Sequence[Tensor]) -> None:
         )
 
 
+def _check_derivative(module: ScaledModule, learned: Sequence[Tensor], endpoint: _Endpoint) -> None:
+    """Refuse a module whose ∇R_φ has another derivative by φ than torch computes.
+
+    Differences of several sizes along a few directions decide. Where they do not agree with each
+    other (a kink lies between), nothing is refused.
+    """
+    generator = torch.Generator().manual_seed(0)
+    origin = [p.detach().clone() for p in learned]
+    whole = float(endpoint.mean.square().sum())
+
+    def loss() -> Tensor:
+        return (_gradient(module, endpoint) - endpoint.mean).square().sum() / whole
+
+    found = _differentiate(loss(), learned)
+    derivative = [
+        torch.zeros_like(p) if d is None else d for d, p in zip(found, origin, strict=True)
+    ]
+    for _ in range(DIRECTIONS):
+        direction = [_changed(v, generator) - v for v in origin]
+        expected = sum(float((d * v).sum()) for d, v in zip(derivative, direction, strict=True))
+        differences = []
+        for step in STEPS:
+            ends = []
+            for sign in (1, -1):
+                moved = zip(origin, direction, strict=True)
+                _assign(learned, [p + sign * step * v for p, v in moved])
+                ends.append(float(loss().detach()))
+            differences.append((ends[0] - ends[1]) / (2 * step))
+        _assign(learned, origin)
+        size = max(abs(expected), *map(abs, differences))
+        agree = max(differences) - min(differences) <= 1e-3 * size
+        if agree and size > 1e-6 and abs(differences[0] - expected) > 0.02 * size:
+            raise InputError(
+                "torch's derivative of ∇R_φ by the module's parameters is not its finite "
+                "difference: the module cannot be differentiated twice. Use operations with a "
+                "double backward pass, and no .detach(), .data or numpy on the module's parameters."
+            )
+
+
 def _differentiate(total: Tensor, learned: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
     try:
         return torch.autograd.grad(total, learned, allow_unused=True)
@@ -302,9 +351,6 @@ def _gradient(module: nn.Module, endpoint: _Endpoint) -> Tensor:
     """∇R_φ at an endpoint as a function of φ, in the rows that are used, as one vector."""
     leaves = {n: p.detach().requires_grad_() for n, p in endpoint.params.items()}
     penalty = module(leaves)
-    if not isinstance(penalty, Tensor) or penalty.numel() != 1:
-        shape = tuple(penalty.shape) if isinstance(penalty, Tensor) else type(penalty).__name__
-        raise InputError(f"the module returned {shape}: a scalar is needed. Sum over its entries.")
     if not penalty.requires_grad:
         raise InputError(
             "the module's value does not depend on the parameters it is called with: compute it "
@@ -312,7 +358,7 @@ def _gradient(module: nn.Module, endpoint: _Endpoint) -> Tensor:
         )
     try:
         gradients = torch.autograd.grad(
-            penalty.sum(), [leaves[n] for n in endpoint.names], create_graph=True, allow_unused=True
+            penalty, [leaves[n] for n in endpoint.names], create_graph=True, allow_unused=True
         )
     except RuntimeError as error:
         raise InputError(f"the module has no gradient: {str(error).splitlines()[0]}.") from error
