@@ -46,6 +46,8 @@ CLIPPED = 0.1
 """Part of the updates whose gradients may look clipped without a Problem."""
 BURN_IN = 0.05
 """Part of ‖target‖ that an optimizer's unsettled averages may cause without a Problem."""
+RUNAWAY = 30.0
+"""A fit whose Λ ⪰ 0 is this many times as large as the unconstrained Λ has no limit."""
 COLLAPSED = 0.99
 """|cosine| above which smooth-L1 and ridge columns count as the same."""
 MIN_CONDITION = 30.0
