@@ -23,9 +23,11 @@ CONVERGED = 1e-15
 """Violation of the optimality conditions at which iterations stop, for a target of unit size."""
 CERTIFIED = 1e-8
 """How far the optimality conditions of an answer may be violated, in the same units."""
-RIDGES = (1e-9, 1e-11, 1e-12, 1e-13)
+RIDGES = (1e-9, 1e-11, 1e-13, 1e-14, 1e-15, 1e-16)
 """Where columns are dependent: strengths of the squared distance to the solution of the round
 before. The first solution is of nearly least norm, the others remove its bias."""
+UNBIASED = 1e-11
+"""Violation of the conditions, without that distance, at which there is no further round."""
 ITERATIONS, STALLED = 100, 6
 """Most iterations, and most without progress."""
 
@@ -99,29 +101,40 @@ def _minimise(design: Tensor, target: Tensor, sizes: Sequence[int]) -> Tensor:
     design, target = design / size, target / length
     if is_semidefinite(-(design.T @ target), _slices(sizes)):  # G ⪰ 0 at Λ = 0
         return x
-    if System(design).rank == len(x):
-        return _scale_and_solve(design, target, sizes) * (length / size)
-    # Where columns are dependent: near the solution before, which the first time is zero.
-    identity = torch.eye(len(x), dtype=torch.float64)
-    for ridge in map(math.sqrt, RIDGES):
-        rows, rhs = torch.cat([design, ridge * identity]), torch.cat([target, ridge * x])
-        x = _scale_and_solve(rows, rhs, sizes)
-    return x * (length / size)
-
-
-def _scale_and_solve(design: Tensor, target: Tensor, sizes: Sequence[int]) -> Tensor:
-    """The same for a design of full rank and unit size, in coordinates of similar size."""
     by_cone = [_as_matrices(part) for part in design.split(list(sizes), dim=1)]
     units = [_units(part.norm(dim=0)) for part in by_cone]
     scaled = [part * d * d[:, None] for part, d in zip(by_cone, units, strict=True)]
-    solution, violation = _interior_point(scaled, target)
-    if violation > CERTIFIED:
-        raise InputError(
-            f"psd=True: the best Λ misses its optimality conditions by {violation:.1g}. Stack more "
-            "endpoints, or give symmetric() a smaller scope, so that the equations determine Λ "
-            "better."
-        )
-    return torch.cat([_svec(X * d * d[:, None]) for X, d in zip(solution, units, strict=True)])
+    solution = _minimise_scaled(scaled, target)
+    x = torch.cat([_svec(X * d * d[:, None]) for X, d in zip(solution, units, strict=True)])
+    return x * (length / size)
+
+
+def _minimise_scaled(by_cone: list[Tensor], target: Tensor) -> list[Tensor]:
+    """The same in coordinates of similar size, from the rows of A as matrices, for every cone."""
+    design = torch.cat([_svec(rows) for rows in by_cone], dim=1)
+    count = design.shape[1]
+    if System(design).rank == count:
+        return _interior_point(by_cone, target)
+    # Where columns are dependent: near the solution before, which the first time is zero.
+    solution = [torch.zeros(rows.shape[1:], dtype=torch.float64) for rows in by_cone]
+    sizes = [rows.shape[1] * (rows.shape[1] + 1) // 2 for rows in by_cone]
+    identity = torch.eye(count, dtype=torch.float64).split(sizes, dim=1)
+    for ridge in map(math.sqrt, RIDGES):
+        rows = [
+            torch.cat([part, ridge * _as_matrices(basis)])
+            for part, basis in zip(by_cone, identity, strict=True)
+        ]
+        before = torch.cat([_svec(X) for X in solution])
+        try:
+            solution = _interior_point(rows, torch.cat([target, ridge * before]))
+        except InputError:
+            if not before.any():
+                raise
+            break  # rounding allows no smaller distance: the round before met the conditions
+        x = torch.cat([_svec(X) for X in solution])
+        if _violation(design.T @ (design @ x - target), x, sizes) <= UNBIASED:
+            break
+    return solution
 
 
 def _units(norms: Tensor) -> Tensor:
@@ -129,7 +142,8 @@ def _units(norms: Tensor) -> Tensor:
 
     Λ = D Λ′ D is semidefinite exactly if Λ′ is.
     """
-    logs = norms.clamp_min(1e-8 * norms.max()).log()
+    largest = float(norms.max()) or 1.0
+    logs = torch.where(norms > 1e-8 * largest, norms, largest).log()
     return (logs.mean() / 2 - logs.mean(1)).exp()
 
 
@@ -175,8 +189,8 @@ class _Change(NamedTuple):
     longest: float
 
 
-def _interior_point(by_cone: Sequence[Tensor], target: Tensor) -> tuple[list[Tensor], float]:
-    """The minimum over the cones, and how far it misses the optimality conditions.
+def _interior_point(by_cone: Sequence[Tensor], target: Tensor) -> list[Tensor]:
+    """The minimum over the cones; refused where it misses the optimality conditions.
 
     It takes primal-dual steps with Nesterov and Todd's scaling.
     X changes by R U Rᵀ, with U in scaled coordinates. Linearised, G = S and XS = σμI become
@@ -192,14 +206,14 @@ def _interior_point(by_cone: Sequence[Tensor], target: Tensor) -> tuple[list[Ten
     """
     design = torch.cat([_svec(rows) for rows in by_cone], dim=1)
     scalings = _start(design, target, [rows.shape[1] for rows in by_cone])
-    order = sum(len(z.values) for z in scalings)
+    order, sizes = sum(len(z.values) for z in scalings), [_size(z) for z in scalings]
     best, smallest, since = scalings, math.inf, 0
     for _ in range(ITERATIONS):
         x = torch.cat([_svec(z.primal) for z in scalings])
         residual, gap = target - design @ x, sum(float(z.values @ z.values) for z in scalings)
         scaled = [_svec(z.R.T @ rows @ z.R) for z, rows in zip(scalings, by_cone, strict=True)]
         rows = torch.cat(scaled, dim=1)
-        violation = _violation(-(design.T @ residual), x, scalings)
+        violation = _violation(-(design.T @ residual), x, sizes)
         if violation < smallest:
             best, smallest, since = scalings, violation, 0
         since += 1
@@ -216,7 +230,13 @@ def _interior_point(by_cone: Sequence[Tensor], target: Tensor) -> tuple[list[Ten
             scalings = [z.moved(length * primal, length * dual) for z, primal, dual in pairs]
         except RuntimeError:
             break  # rounding allows no further step; the caller checks the answer
-    return [z.primal for z in best], smallest
+    if smallest > CERTIFIED:
+        raise InputError(
+            f"psd=True: the best Λ misses its optimality conditions by {smallest:.1g}. Stack more "
+            "endpoints, or give symmetric() a smaller scope, so that the equations determine Λ "
+            "better."
+        )
+    return [z.primal for z in best]
 
 
 def _start(design: Tensor, target: Tensor, orders: Sequence[int]) -> list[_Scaling]:
@@ -255,7 +275,7 @@ def _change(
     wanted = [total + torch.diag(z.values) for z, total in zip(scalings, sums, strict=True)]
     rhs = q.T @ torch.cat([residual, *map(_svec, wanted)])
     solution = torch.linalg.solve_triangular(r, rhs[:, None], upper=True)[:, 0]
-    primal = _matrices(solution, [len(z.values) * (len(z.values) + 1) // 2 for z in scalings])
+    primal = _matrices(solution, [_size(z) for z in scalings])
     dual = [total - change for total, change in zip(sums, primal, strict=True)]
     steps = [
         z.largest_step(change)
@@ -265,11 +285,16 @@ def _change(
     return _Change(primal, dual, min(steps))
 
 
-def _violation(gradient: Tensor, x: Tensor, scalings: Sequence[_Scaling]) -> float:
+def _violation(gradient: Tensor, x: Tensor, sizes: Sequence[int]) -> float:
     """How far the conditions G ⪰ 0 and ⟨X, G⟩ = 0 are missed."""
-    matrices = _matrices(gradient, [len(z.values) * (len(z.values) + 1) // 2 for z in scalings])
+    matrices = _matrices(gradient, sizes)
     lowest = min(float(torch.linalg.eigvalsh(matrix)[0]) for matrix in matrices)
     return max(-lowest, abs(float(x @ gradient)))
+
+
+def _size(scaling: _Scaling) -> int:
+    """How many coefficients a matrix of this order has."""
+    return len(scaling.values) * (len(scaling.values) + 1) // 2
 
 
 def _slices(sizes: Sequence[int]) -> list[slice]:
