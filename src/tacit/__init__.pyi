@@ -32,6 +32,8 @@ from tacit.estimating import estimate as estimate
 from tacit.estimating import time_varying as time_varying
 from tacit.fitting import Fit as Fit
 from tacit.fitting import fit as fit
+from tacit.fitting import fit_regularizer as fit_regularizer
+from tacit.fitting import fit_shapes as fit_shapes
 from tacit.identifiability import null_distribution as null_distribution
 from tacit.objective import Objective as Objective
 from tacit.objective import matrices as matrices

@@ -108,6 +108,9 @@ def estimate(
     nonnegative: Annotated[
         bool, typer.Option(help="Constrain strengths to be at least zero.")
     ] = False,
+    psd: Annotated[
+        bool, typer.Option(help="Constrain the matrix of symmetric to be positive semidefinite.")
+    ] = False,
     population: Annotated[
         float | None,
         typer.Option(help="Population size, or inf: adds standard errors of sampling."),
@@ -128,7 +131,12 @@ def estimate(
     penalties = dict(parse_known(spec, loaded) for spec in known or [])
     with own_errors(f"objective {objective!r}"):
         fit = tacit.estimate(
-            loaded, regularizers, known=penalties, nonnegative=nonnegative, population=population
+            loaded,
+            regularizers,
+            known=penalties,
+            nonnegative=nonnegative,
+            psd=psd,
+            population=population,
         )
     stream = None if json_file is None else _find_stream(json_file)
     try:

@@ -35,6 +35,7 @@ def estimate(
     *,
     known: Mapping[Regularizer, float] | None = None,
     nonnegative: bool = False,
+    psd: bool = False,
     population: float | None = None,
 ) -> Fit: ...
 
@@ -47,6 +48,7 @@ def estimate(
     *,
     known: Mapping[Regularizer, float] | None = None,
     nonnegative: bool = False,
+    psd: bool = False,
     population: float | None = None,
 ) -> Fit: ...
 
@@ -59,6 +61,7 @@ def estimate(
     regularizers: Candidates,
     known: Mapping[Regularizer, float] | None = None,
     nonnegative: bool = False,
+    psd: bool = False,
     population: float | None = None,
 ) -> Fit: ...
 
@@ -70,11 +73,12 @@ def estimate(
     regularizers: Candidates,
     known: Mapping[Regularizer, float] | None = None,
     nonnegative: bool = False,
+    psd: bool = False,
     population: float | None = None,
 ) -> Fit: ...
 
 
-def estimate(
+def estimate(  # noqa: PLR0913 # the data and the candidates, then keyword options
     model: Any = None,
     loss: Any = None,
     data: Any = None,
@@ -83,6 +87,7 @@ def estimate(
     objective: Objective | None = None,
     known: Mapping[Regularizer, float] | None = None,
     nonnegative: bool = False,
+    psd: bool = False,
     population: float | None = None,
 ) -> Fit:
     """Strengths λ that make a trained model an optimum: ∇L + Σ λ_k ∇R_k = 0, by least squares.
@@ -102,6 +107,7 @@ def estimate(
         objective: in place of model, loss and data: an `Objective`, without any penalty.
         known: penalties that training did apply, with their strengths.
         nonnegative: fit under λ ≥ 0.
+        psd: fit under Λ ⪰ 0, for `regularizers.symmetric()`.
         population: how many examples the data was drawn from; math.inf for an infinite population.
             By default there are no error bars for the choice of examples.
 
@@ -125,7 +131,7 @@ def estimate(
         equations = source.equations(regularizers, known=known)
     else:
         equations = endpoint_equations(source, regularizers, known=known)
-    result = fit(equations, nonnegative=nonnegative)
+    result = fit(equations, nonnegative=nonnegative, psd=psd)
     return result if population is None else with_sampling_errors(result, population)
 
 

@@ -27,6 +27,11 @@ def test_full_rank_fits_equal_the_dense_oracle(seed, blocks):
     assert sum(fit.shares.values()) == pytest.approx(fit.explained, abs=1e-12)
     assert fit.residual_ratio**2 == pytest.approx(1 - fit.explained, abs=1e-8)
     assert fit.cosine**2 == pytest.approx(fit.explained, abs=1e-8)
+    matching_loss = float((target - design @ expected).square().mean())  # Eq. 3: 1/p ‖∇R + ∇L‖²
+    assert fit.matching_loss == pytest.approx(matching_loss, rel=1e-8)
+    size = fit.residual_ratio * float(target.norm())
+    assert fit.matching_loss == pytest.approx(size**2 / len(target), rel=1e-12)
+    assert fit.to_dict()["matching_loss"] == fit.matching_loss
 
 
 @quick

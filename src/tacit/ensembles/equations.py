@@ -108,11 +108,13 @@ def _epoch_targets(epoch: EnsembleEpoch, eps: float, loss: Loss, data: MemberDat
     )
 
 
-def fits(equations: Sequence[Equations], *, nonnegative: bool = False) -> list[Fit]:
+def fits(
+    equations: Sequence[Equations], *, nonnegative: bool = False, psd: bool = False
+) -> list[Fit]:
     """Fit the equations of every member."""
     if isinstance(equations, Equations):
         raise InputError("fits received the equations of one member: pass the list of all members.")
-    return [fit(member_equations, nonnegative=nonnegative) for member_equations in equations]
+    return [fit(part, nonnegative=nonnegative, psd=psd) for part in equations]
 
 
 def rounding_floors(ensemble: Ensemble, loss: Loss, data: MemberData) -> Params:

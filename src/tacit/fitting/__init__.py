@@ -3,6 +3,19 @@
 from tacit.fitting.curves import Curve
 from tacit.fitting.error_bars import ErrorBars
 from tacit.fitting.fits import Fit, fit
+from tacit.fitting.learned import RegularizerFit, fit_regularizer
+from tacit.fitting.shapes import ShapeFit, fit_shapes
 from tacit.fitting.shares import ordered_shares, unique_shares
 
-__all__ = ["Curve", "ErrorBars", "Fit", "fit", "ordered_shares", "unique_shares"]
+__all__ = [
+    "Curve",
+    "ErrorBars",
+    "Fit",
+    "RegularizerFit",
+    "ShapeFit",
+    "fit",
+    "fit_regularizer",
+    "fit_shapes",
+    "ordered_shares",
+    "unique_shares",
+]

@@ -31,7 +31,7 @@ def chance(fit: "Fit | Equations") -> dict[str, float]:
     Trap: a small value says that the direction is not an accident, not that its penalty was
     applied. `null_distribution` has a null hypothesis that keeps the sizes of the column's entries.
     """
-    equations, nonnegative = equations_of(fit, "chance")
+    equations, nonnegative, _ = equations_of(fit, "chance")
     factor, count = equations.factor(), len(equations.names)
     design, target = factor[:, :count], factor[:, count:].mean(1)
     free = list(range(count))

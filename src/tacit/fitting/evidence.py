@@ -46,6 +46,8 @@ CLIPPED = 0.1
 """Part of the updates whose gradients may look clipped without a Problem."""
 BURN_IN = 0.05
 """Part of ‖target‖ that an optimizer's unsettled averages may cause without a Problem."""
+RUNAWAY = 30.0
+"""A fit whose Λ ⪰ 0 is this many times as large as the unconstrained Λ has no limit."""
 COLLAPSED = 0.99
 """|cosine| above which smooth-L1 and ridge columns count as the same."""
 MIN_CONDITION = 30.0
@@ -69,6 +71,7 @@ class Evidence:
     explained: float
     residual_ratio: float
     nonnegative: bool
+    psd: bool
     unconstrained: Tensor
     """Strengths of the unconstrained fit, which may be negative."""
     target_norm: float
@@ -107,12 +110,14 @@ def gather_evidence(
     residual_ratio: float,
     *,
     nonnegative: bool,
+    psd: bool = False,
 ) -> Evidence:
     """The evidence about a fit; targets have one column per group of draws."""
     target, columns_in_use = targets.mean(1), len(system.nonzero)
     length = target.norm()
     bounded = equations.bounded(nonnegative=nonnegative)
-    unconstrained = system.solve(target[:, None])[:, 0] if bounded.any() else strengths
+    constrained = psd or bool(bounded.any())
+    unconstrained = system.solve(target[:, None])[:, 0] if constrained else strengths
     kinds = [family.kind for family in equations.families for _ in range(family.size)]
     in_matrix = torch.tensor([kind in ("diagonal", "symmetric", "spline") for kind in kinds])
     expected = min(1.0, system.rank / equations.rows)
@@ -135,6 +140,7 @@ def gather_evidence(
         explained=explained,
         residual_ratio=residual_ratio,
         nonnegative=nonnegative,
+        psd=psd,
         unconstrained=unconstrained,
         target_norm=float(length),
         noise=_noise(targets),

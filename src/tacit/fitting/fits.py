@@ -11,13 +11,14 @@ from torch import Tensor
 
 from tacit.equations.equations import SMALLEST, Equations
 from tacit.equations.sources import Source
-from tacit.errors import InputError, Problem, ProblemKind
+from tacit.errors import InputError, Problem, ProblemKind, check_type
 from tacit.fitting.curves import Curve, curve_of
 from tacit.fitting.error_bars import KINDS, ErrorBars, error_bars_from
 from tacit.fitting.evidence import MIN_EXPLAINED, gather_evidence
 from tacit.fitting.findings import findings
 from tacit.fitting.halving import check_halved, halved_equations, step_errors
 from tacit.fitting.problems import diagnose
+from tacit.fitting.semidefinite import cones_of, solver
 from tacit.fitting.shares import net_shares, products_of_points, unique_shares
 from tacit.fitting.solving import System, between_groups
 from tacit.fitting.summary import jsonable, write_summary
@@ -47,6 +48,10 @@ class Fit:
     """Cosine between the fitted combination and the target."""
     residual_ratio: float
     """‖target − design·λ‖ / ‖target‖."""
+    matching_loss: float
+    """‖target − design·λ‖² / rows: the mean over all equations of (∇L + Σ λ_k ∇R_k)², which is the
+    objective that learning a regularizer minimises (Eq. 3 of the paper, 1/p ‖∇R + ∇L‖²). It has the
+    units of a squared gradient, and is (residual_ratio · ‖target‖)² / rows."""
     condition: float
     """Condition number of the design with unit columns; infinite if they are dependent."""
     inflation: Mapping[str, float]
@@ -61,7 +66,7 @@ class Fit:
     nonnegative: bool
     sources: tuple[Source, ...] = field(repr=False)
     unconstrained: "Fit | None" = field(repr=False)
-    """The unconstrained fit, for a nonnegative one and for one of a convex shape."""
+    """The unconstrained fit, for one under λ ≥ 0 or Λ ⪰ 0, and for one of a convex shape."""
     equations: Equations = field(repr=False, compare=False)
     added_error_bars: tuple[ErrorBars, ...] = field(default=(), repr=False, compare=False)
     """Error bars that need more than the equations, such as those of sampling."""
@@ -71,12 +76,25 @@ class Fit:
     halved: "Fit | None" = field(default=None, repr=False, compare=False)
     """The fit at half the step size, of a trajectory that was compared with a flow, or at half the
     scale of a technique."""
+    psd: bool = False
+    """Whether it was fitted under Λ ⪰ 0."""
+
+    @property
+    def psd_binds(self) -> bool:
+        """Whether Λ ⪰ 0 holds an eigenvalue at zero: the fit is not the unconstrained one."""
+        free = self.unconstrained
+        return self.psd and free is not None and free.strengths != self.strengths
 
     @cached_property
     def error_bars(self) -> dict[str, ErrorBars]:
-        """Error bars by kind: those that the equations determine, and those that were added."""
+        """Error bars by kind: those that the equations determine, and those that were added.
+
+        Where Λ ⪰ 0 binds, the equations determine none: no covariance describes a boundary.
+        """
         strengths = torch.tensor(list(self.strengths.values()), dtype=torch.float64)
-        by_kind = error_bars_from(self.equations, strengths, nonnegative=self.nonnegative)
+        by_kind = {}
+        if not self.psd_binds:
+            by_kind = error_bars_from(self.equations, strengths, nonnegative=self.nonnegative)
         by_kind |= {bars.kind: bars for bars in self.added_error_bars}
         return {kind: by_kind[kind] for kind in KINDS if kind in by_kind}
 
@@ -126,7 +144,7 @@ class Fit:
         candidates and seeds: the law of a penalty holds for small scales.
         """
         if halved is None:
-            halved = fit(halved_equations(self), nonnegative=self.nonnegative)
+            halved = fit(halved_equations(self), nonnegative=self.nonnegative, psd=self.psd)
         check_halved(self, halved)
         return replace(self, halved=halved)
 
@@ -144,8 +162,15 @@ class Fit:
     def layers(self) -> dict[str, "Fit"]:
         """The same fit for each layer, without the columns that are zero there."""
         parts = {label: self.equations.layer(label) for label in self.equations.layers}
+        if self.psd and any(
+            len(cones_of(p)) < len(cones_of(self.equations)) for p in parts.values()
+        ):
+            raise InputError(
+                "the fit is under Λ ⪰ 0, and a single layer has not all entries of Λ: look at the "
+                "layers of the free fit, fit.unconstrained.layers."
+            )
         return {
-            label: fit(part, nonnegative=self.nonnegative)
+            label: fit(part, nonnegative=self.nonnegative, psd=self.psd)
             for label, part in parts.items()
             if part.names
         }
@@ -195,30 +220,47 @@ class Fit:
         return self.summary()
 
 
-def fit(equations: Equations, *, nonnegative: bool = False) -> Fit:
-    """Least-squares strengths: min ‖design·λ − target‖², exactly, or under λ ≥ 0.
+def fit(equations: Equations, *, nonnegative: bool = False, psd: bool = False) -> Fit:
+    """Least-squares strengths: min ‖design·λ − target‖², exactly, or under λ ≥ 0 or Λ ⪰ 0.
 
     The rank is decided on columns of unit norm. If columns are dependent, the answer is the one of
-    least norm in the strengths themselves, and a Problem says so.
+    least norm in the strengths themselves (under Λ ⪰ 0, of small norm), and a Problem says so.
+
+    Args:
+        equations: what to fit.
+        nonnegative: fit under λ ≥ 0.
+        psd: fit under Λ ⪰ 0 for the matrix Λ of every `symmetric()`, as that of early stopping is;
+            the strengths of other regularizers are free. Where the unconstrained Λ is positive
+            semidefinite, it is the answer.
     """
-    rows = _check_arguments(equations, nonnegative)
+    rows = _check_arguments(equations, nonnegative, psd)
     factor, count = equations.factor(), len(equations.names)
     _check_scale(equations.names, factor)
     system, targets = System(factor[:, :count]), factor[:, count:]
-    bounded = equations.bounded(nonnegative=nonnegative)
+    solve = solver(system, equations, nonnegative=nonnegative, psd=psd)
     target = targets.mean(1)
-    strengths = system.solve_bounded(target[:, None], bounded)[:, 0]
-    unconstrained = fit(_without_bounds(equations)) if bounded.any() else None
-    shares = _shares(system.design, system.solve_bounded(targets, bounded), targets)
+    strengths = solve(target[:, None])[:, 0]
+    constrained = psd or bool(equations.bounded(nonnegative=nonnegative).any())
+    unconstrained = fit(_without_bounds(equations)) if constrained else None
+    shares = _shares(system.design, solve(targets), targets)
     fitted = system.design @ strengths
-    residual_ratio = _ratio((target - fitted).norm(), target.norm())
+    residual = (target - fitted).norm()
+    residual_ratio, matching_loss = _ratio(residual, target.norm()), float(residual) ** 2 / rows
     cosine = _ratio(fitted @ target, fitted.norm() * target.norm())
     products, ratio_with_noise = products_of_points(equations), residual_ratio
     if products is not None:
         shares, residual_ratio, cosine = _net_of_noise(products, strengths)
+        matching_loss = residual_ratio**2 * max(0.0, float(products[-1, -1])) / rows
     explained = float(shares.sum())
     evidence = gather_evidence(
-        equations, system, targets, strengths, explained, ratio_with_noise, nonnegative=nonnegative
+        equations,
+        system,
+        targets,
+        strengths,
+        explained,
+        ratio_with_noise,
+        nonnegative=nonnegative,
+        psd=psd,
     )
 
     def by_name(values: Tensor) -> dict[str, float]:
@@ -230,6 +272,7 @@ def fit(equations: Equations, *, nonnegative: bool = False) -> Fit:
         shares=by_name(shares),
         cosine=cosine,
         residual_ratio=residual_ratio,
+        matching_loss=matching_loss,
         condition=system.condition,
         inflation=by_name(system.inflation),
         gradient_norm=_root_mean_square([s.gradient_norm for s in equations.sources]),
@@ -241,6 +284,7 @@ def fit(equations: Equations, *, nonnegative: bool = False) -> Fit:
         sources=equations.sources,
         unconstrained=unconstrained,
         equations=equations,
+        psd=psd,
     )
 
 
@@ -250,7 +294,7 @@ def _without_bounds(equations: Equations) -> Equations:
     return replace(equations, families=tuple(families))
 
 
-def _check_arguments(equations: Equations, nonnegative: bool) -> int:
+def _check_arguments(equations: Equations, nonnegative: bool, psd: bool) -> int:
     """The number of equations; wrong arguments are refused."""
     if not isinstance(equations, Equations):
         raise InputError(
@@ -263,19 +307,44 @@ def _check_arguments(equations: Equations, nonnegative: bool) -> int:
             "all groups under group_l2, all singular values under nuclear_norm). Widen rows=, pass "
             "a smaller zero_width=, or use a penalty without a kink, such as smooth_l1."
         )
-    if not isinstance(nonnegative, bool):
-        raise InputError(f"nonnegative is {nonnegative!r}: pass True or False.")
-    if nonnegative and any(family.kind == "symmetric" for family in equations.families):
+    check_type("nonnegative", nonnegative, bool, "True or False")
+    check_type("psd", psd, bool, "True or False")
+    kinds = {family.kind for family in equations.families}
+    if nonnegative and "symmetric" in kinds:
         raise InputError(
             "nonnegative=True with symmetric(): off-diagonal strengths of a penalty may well be "
-            "negative. Fit freely and look at the eigenvalues of Fit.matrix()."
+            "negative. Fit freely and look at the eigenvalues of Fit.matrix(), or pass psd=True."
         )
     if nonnegative and any(f.shape is not None and not f.shape.even for f in equations.families):
         raise InputError(
             "nonnegative=True with a spline that is not even: s′ of negative weights is below zero "
             "for a penalty. Pass spline(even=True), or convex=True and leave nonnegative= out."
         )
+    if psd:
+        _check_matrices(equations, nonnegative)
     return rows
+
+
+def _check_matrices(equations: Equations, nonnegative: bool) -> None:
+    """Refuse Λ ⪰ 0 where there is no symmetric Λ, or where other strengths would be ambiguous."""
+    kinds = {family.kind for family in equations.families}
+    if nonnegative:
+        raise InputError("nonnegative=True and psd=True are two different fits: pass one of them.")
+    if "diagonal" in kinds:
+        raise InputError(
+            "psd=True with diagonal(): a diagonal Λ is positive semidefinite exactly if all of its "
+            "strengths are at least zero. Pass nonnegative=True, without symmetric()."
+        )
+    if "symmetric" not in kinds:
+        raise InputError(
+            "psd=True without symmetric(): there is no matrix Λ. Pass nonnegative=True for "
+            "strengths of at least zero, or write equations of regularizers.symmetric()."
+        )
+    if any(family.bounded for family in equations.families):
+        raise InputError(
+            "psd=True beside a convex spline is not solved: pass spline(convex=False), or fit the "
+            "matrix and the curve one after the other, with the first as known=."
+        )
 
 
 def _check_scale(names: Sequence[str], factor: Tensor) -> None:

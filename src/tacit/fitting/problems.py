@@ -327,8 +327,8 @@ def _unexplained_trajectory(e: Evidence) -> Iterator[Finding]:
 
 @row(
     ProblemKind.UNIDENTIFIED,
-    "{rows} equations for {count} strengths determine only {rank} combinations of them; the "
-    "solution of least norm is shown.",
+    "{rows} equations for {count} strengths determine only {rank} combinations of them; "
+    "{which} is shown.",
     "Stack more endpoints (tacit.stack), or use a family with fewer coefficients.",
     hides=(ProblemKind.WEAK,),
 )
@@ -336,7 +336,13 @@ def _underdetermined(e: Evidence) -> Iterator[Finding]:
     """There are fewer equations than strengths."""
     if e.underdetermined:
         names = _names(e, e.system.norms > 0)
-        yield names, {"rows": e.equations.rows, "count": len(names), "rank": e.system.rank}
+        numbers = {"rows": e.equations.rows, "count": len(names), "rank": e.system.rank}
+        yield names, {**numbers, "which": _which_solution(e)}
+
+
+def _which_solution(e: Evidence) -> str:
+    """Which of many solutions a fit shows: constraints may exclude the one of least norm."""
+    return "one of the solutions" if e.nonnegative or e.psd else "the solution of least norm"
 
 
 @row(
@@ -359,7 +365,7 @@ def _collapsed(e: Evidence) -> Iterator[Finding]:
 @row(
     ProblemKind.UNIDENTIFIED,
     "The gradients of {shown} are linearly dependent ({formula} = 0 in unit columns): only "
-    "combinations of their strengths are identified; the solution of least norm is shown.",
+    "combinations of their strengths are identified; {which} is shown.",
     _DROP,
     hides=(ProblemKind.WEAK,),
 )
@@ -369,7 +375,8 @@ def _dependent(e: Evidence) -> Iterator[Finding]:
     The message has the combination of unit columns that cancels, as in 1.00·l2 − 1.00·copy = 0.
     """
     for columns, coefficients in e.dependent:
-        yield _names(e, columns), {"formula": _formula(e, columns, coefficients)}
+        formula = _formula(e, columns, coefficients)
+        yield _names(e, columns), {"formula": formula, "which": _which_solution(e)}
 
 
 @row(
@@ -551,7 +558,7 @@ def _faint(e: Evidence) -> Iterator[Finding]:
 
 def negative_strengths(e: Evidence) -> Iterator[Finding]:
     """Strengths below zero that matter, unless they only cancel others."""
-    strengths = e.unconstrained
+    strengths = e.unconstrained if e.nonnegative else e.strengths
     material = strengths.abs() * e.system.norms / e.target_norm > evidence.NEGLIGIBLE
     negative = (strengths < 0) & material & ~e.in_matrix
     combinations = [columns for columns, _ in (*e.dependent, *e.nearly_dependent)]
@@ -605,12 +612,48 @@ def _held_at_zero(e: Evidence) -> Iterator[Finding]:
 )
 def _indefinite(e: Evidence) -> Iterator[Finding]:
     """Λ has an eigenvalue below −{NEGLIGIBLE:.1%} of its largest absolute eigenvalue."""
-    for kind, coefficients in e.equations.matrices(e.strengths.tolist()):
+    for kind, smallest, largest in _indefinite_matrices(e, e.strengths):
+        yield (), {"kind": kind, "smallest": smallest, "largest": largest}
+
+
+@row(
+    ProblemKind.NEGATIVE,
+    "Λ ⪰ 0 costs {cost:.2%} of the target: the unconstrained Λ has eigenvalues from {smallest:.3g} "
+    "to {largest:.3g}.",
+    _MISSING,
+)
+def _held_semidefinite(e: Evidence) -> Iterator[Finding]:
+    """Λ ⪰ 0 leaves {NEGLIGIBLE:.1%} of the target unexplained that an indefinite Λ explains."""
+    if not e.psd or not e.target_norm:
+        return
+    # The unconstrained residual is orthogonal to the columns, so that squares add up.
+    cost = float((e.system.design @ (e.unconstrained - e.strengths)).norm() / e.target_norm) ** 2
+    if cost > evidence.NEGLIGIBLE:
+        for _, smallest, largest in _indefinite_matrices(e, e.unconstrained):
+            yield (), {"cost": cost, "smallest": smallest, "largest": largest}
+
+
+@row(
+    ProblemKind.UNIDENTIFIED,
+    "There is no best Λ ⪰ 0: the fit improves the larger Λ is. The one shown is {times:.0f} times "
+    "as large as the unconstrained one.",
+    "Do not interpret Λ. Stack more endpoints, and compare with Fit.unconstrained.",
+)
+def _runaway(e: Evidence) -> Iterator[Finding]:
+    """Λ ⪰ 0 is more than {RUNAWAY:.0f} times as large as the unconstrained Λ."""
+    if e.psd and (free := float(e.unconstrained[e.in_matrix].norm())):
+        times = float(e.strengths[e.in_matrix].norm()) / free
+        if times > evidence.RUNAWAY:
+            yield (), {"times": times}
+
+
+def _indefinite_matrices(e: Evidence, strengths: Tensor) -> Iterator[tuple[str, float, float]]:
+    """Kind, smallest and largest eigenvalue of every Λ with a negative eigenvalue that matters."""
+    for kind, coefficients in e.equations.matrices(strengths.tolist()):
         matrix = quadratic_matrix(torch.tensor(coefficients, dtype=torch.float64), kind)
         eigenvalues = torch.linalg.eigvalsh(matrix)
         if eigenvalues[0] < -evidence.NEGLIGIBLE * eigenvalues.abs().max():
-            smallest, largest = float(eigenvalues[0]), float(eigenvalues[-1])
-            yield (), {"kind": kind, "smallest": smallest, "largest": largest}
+            yield kind, float(eigenvalues[0]), float(eigenvalues[-1])
 
 
 @row(

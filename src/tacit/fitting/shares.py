@@ -9,6 +9,7 @@ from torch import Tensor
 
 from tacit.equations.equations import Block, Equations
 from tacit.errors import InputError
+from tacit.fitting.semidefinite import solver
 from tacit.fitting.solving import System, explained
 from tacit.objective.params import shorten
 
@@ -17,10 +18,11 @@ if TYPE_CHECKING:
 
 
 class FittedSystem(NamedTuple):
-    """Equations, and whether their strengths are fitted under λ ≥ 0."""
+    """Equations, and whether their strengths are fitted under λ ≥ 0, or their Λ under Λ ⪰ 0."""
 
     equations: Equations
     nonnegative: bool
+    psd: bool = False
 
 
 def unique_shares(fit: "Fit | Equations") -> dict[str, float]:
@@ -40,7 +42,7 @@ def unique_shares(fit: "Fit | Equations") -> dict[str, float]:
     >>> {name: round(share, 6) for name, share in unique_shares(fit).items()}
     {'l2': 0.1, 'l1': 0.0}
     """
-    system = equations_of(fit, "unique_shares")
+    system = equations_of(fit, "unique_shares", refits_families=True)
     all_columns, explained_by = range(len(system.equations.names)), _explained_by(system)
     whole = explained_by(all_columns)
     return {
@@ -55,7 +57,7 @@ def ordered_shares(fit: "Fit | Equations", order: Sequence[str] | None = None) -
     They sum to the explained fraction. The first gets all that it can explain, the last only what
     is unique to it. The default is the order of the equations. Names are those of `unique_shares`.
     """
-    system = equations_of(fit, "ordered_shares")
+    system = equations_of(fit, "ordered_shares", refits_families=True)
     groups = column_groups(system.equations)
     order = list(groups) if order is None else order
     columns_of(system.equations, order, what="order")
@@ -76,13 +78,14 @@ def _explained_by(system: FittedSystem) -> Callable[[Sequence[int]], float]:
     """A function from columns to the fraction that they explain by themselves."""
     factor, names = system.equations.factor(), system.equations.names
     targets, products = factor[:, len(names) :], products_of_points(system.equations)
-    bounded = system.equations.bounded(nonnegative=system.nonnegative)
 
     def explained_by(columns: Sequence[int]) -> float:
         if not columns:
             return 0.0
         part = System(factor[:, list(columns)])
-        strengths = part.solve_bounded(targets, bounded[list(columns)])
+        columns_of_part = system.equations.select_columns(columns)
+        solve = solver(part, columns_of_part, nonnegative=system.nonnegative, psd=system.psd)
+        strengths = solve(targets)
         if products is None:
             return explained(part.design, strengths, targets)
         return float(net_shares(products[[*columns, -1]][:, [*columns, -1]], strengths[:, 0]).sum())
@@ -140,8 +143,13 @@ def net_shares(products: Tensor, strengths: Tensor) -> Tensor:
     return parts / max(whole, float(parts.sum())) if whole > 0 else torch.zeros_like(parts)
 
 
-def equations_of(fit: "Fit | Equations", what: str) -> FittedSystem:
-    """The equations of a fit, or the given equations."""
+def equations_of(
+    fit: "Fit | Equations", what: str, *, refits_families: bool = False
+) -> FittedSystem:
+    """The equations of a fit, or the given equations.
+
+    Λ ⪰ 0 can be kept only where whole families are fitted again; else such a fit is refused.
+    """
     equations = getattr(fit, "equations", fit)
     if not isinstance(equations, Equations):
         raise InputError(
@@ -153,7 +161,10 @@ def equations_of(fit: "Fit | Equations", what: str) -> FittedSystem:
             "there are no equations: every row was left out at a kink. Widen rows=, or use "
             "smooth_l1."
         )
-    return FittedSystem(equations, getattr(fit, "nonnegative", False))
+    psd = getattr(fit, "psd", False)
+    if psd and not refits_families:
+        raise InputError(f"the fit is under Λ ⪰ 0: pass {what} the free fit, fit.unconstrained.")
+    return FittedSystem(equations, getattr(fit, "nonnegative", False), psd)
 
 
 def column_groups(equations: Equations) -> dict[str, tuple[int, ...]]:

@@ -88,6 +88,8 @@ def _header(fit: "Fit") -> list[str]:
         title += f", layer {first.layer}"
     if fit.nonnegative:
         title += ", strengths ≥ 0"
+    if fit.psd:
+        title += ", Λ ⪰ 0"
     known = _common(
         ", ".join(f"{name} = {value:g}" for name, value in source.known.items()) or "no penalties"
         for source in sources
@@ -182,10 +184,13 @@ def _error_bars(fit: "Fit") -> list[str]:
     """One entry per kind: the source of randomness, what it was computed from, the intervals."""
     shown, hint = _shown_bars(fit), []
     scored = fit.sources[0].mode in ("endpoint", "difference")
+    scored = scored and not fit.psd_binds
     if fit.equations.origin is not None and scored and not {*shown} - {"layers"}:
         hint = ["  tacit.score_examples(fit) adds the sampling of examples."]
     if not shown and fit.nonnegative and not any(fit.strengths.values()):
         return ["± none: λ ≥ 0 holds every strength at zero."]
+    if not shown and fit.psd_binds:
+        return ["± none: Λ ⪰ 0 holds an eigenvalue at zero; Fit.unconstrained has error bars."]
     if not shown:
         where = "a single point" if fit.error_bars else "a single point of a single layer"
         return [f"± none: {where} does not show its own uncertainty.", *hint]

@@ -131,7 +131,7 @@ def compare(
         models: for each model, a list of names of columns or of whole families.
         held_out: "layers", "endpoints" (of `stack`) or "steps" (of trajectories).
     """
-    equations, nonnegative = equations_of(equations, "compare")
+    equations, nonnegative, _ = equations_of(equations, "compare")
     if not isinstance(models, Mapping) or not models:
         raise InputError(
             f"models is {models!r}: pass a dictionary from name to regularizers, as in "

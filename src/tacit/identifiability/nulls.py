@@ -82,8 +82,8 @@ def null_distribution(
         raise InputError(
             f"the fit is of {origin.setting.mode} equations: null_distribution is for endpoints."
         )
-    if fit.equations.bounded(nonnegative=fit.nonnegative).any():
-        raise InputError("the fit is under λ ≥ 0: pass the free fit, fit.unconstrained.")
+    if fit.psd or fit.equations.bounded(nonnegative=fit.nonnegative).any():
+        raise InputError("the fit is under λ ≥ 0 or Λ ⪰ 0: pass the free fit, fit.unconstrained.")
     check_whole("shuffles", shuffles)
     check_choice("kind", kind, get_args(NullKind))
     check_whole("seed", seed, least=0)

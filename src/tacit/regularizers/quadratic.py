@@ -47,7 +47,7 @@ def symmetric(*, scope: Scope = None, name: str = "symmetric") -> Regularizer:
     """Quadratic form θᵀΛθ with any symmetric matrix Λ: p(p+1)/2 strengths.
 
     At most 5,000 strengths are possible, that is p = 99 parameters; use a scope. `Fit.matrix()`
-    returns Λ.
+    returns Λ, and `fit(equations, psd=True)` keeps it positive semidefinite.
 
     Traps: the strengths are coefficients of an orthonormal basis: Λ_ii on the diagonal, but √2·Λ_ij
     off it, so that the minimum-norm solution is the Λ of least Frobenius norm. One endpoint gives

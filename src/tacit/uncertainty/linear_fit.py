@@ -49,6 +49,11 @@ def linear_fit_of(fit: Fit, what: str) -> LinearFit:
             f"the fit is of {origin.setting.mode} equations, but {what} needs one point with fixed "
             "weights. Fits of steps and epochs have error bars from the differences between them."
         )
+    if fit.psd_binds:
+        raise InputError(
+            "Λ ⪰ 0 holds an eigenvalue of this fit at zero, where strengths are no linear function "
+            f"of the target: pass {what} the unconstrained fit, fit.unconstrained."
+        )
     count, factor = len(fit.equations.names), fit.equations.factor()
     strengths = torch.tensor(list(fit.strengths.values()), dtype=torch.float64)
     free = (strengths > 0) | ~fit.equations.bounded(nonnegative=fit.nonnegative)

@@ -126,11 +126,12 @@ def score_examples(
 def with_sampling_errors(fit: Fit, population: float | None) -> Fit:
     """An endpoint fit with error bars of sampling.
 
-    The fit is returned unchanged where no population is given, and where λ ≥ 0 holds every
-    strength at zero.
+    The fit is returned unchanged where no population is given, where λ ≥ 0 holds every strength at
+    zero, and where Λ ⪰ 0 binds.
     """
-    held = bool(fit.equations.bounded(nonnegative=fit.nonnegative).all())
-    if population is None or (held and not any(fit.strengths.values())):
+    all_bounded = bool(fit.equations.bounded(nonnegative=fit.nonnegative).all())
+    held = fit.psd_binds or (all_bounded and not any(fit.strengths.values()))
+    if population is None or held:
         return fit
     scores = score_examples(fit, population=population)
     return fit.with_error_bars(scores.error_bars(), *scores.problems)
