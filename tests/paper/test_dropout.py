@@ -31,6 +31,7 @@ TINY = replace(
     dropout.QUICK,
     widths=(8,),
     rates=(0.0, 0.1, 0.3),
+    seeds=(123, 42),
     train=300,
     epochs=8,
     milestones=(4,),

@@ -236,7 +236,8 @@ def test_the_figure_is_drawn_only_from_stored_rows(quick, tmp_path):
     assert [title[0] for title in titles if title[1:3] == "  "] == list("ABBCDE")
 
 
-def test_presets_differ_only_in_pools_and_endpoints():
+def test_presets_differ_only_in_pools_data_sets_and_endpoints():
     quick, paper = experiment.QUICK, experiment.PAPER
-    assert replace(quick, pools=paper.pools, endpoints=paper.endpoints) == paper
+    sizes = {"pools": paper.pools, "datasets": paper.datasets, "endpoints": paper.endpoints}
+    assert replace(quick, **sizes) == paper
     assert set(quick.endpoints) >= {1, 9, 10, 100}
