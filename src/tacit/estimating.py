@@ -2,7 +2,7 @@
 
 from collections.abc import Hashable, Mapping, Sequence
 from itertools import accumulate
-from typing import Any, TypeVar, overload
+from typing import Any, TypedDict, TypeVar, Unpack, overload
 
 from torch import Tensor, nn
 
@@ -26,17 +26,22 @@ Time = TypeVar("Time", bound=Hashable)
 Candidates = Regularizer | Sequence[Regularizer]
 
 
+class _Options(TypedDict, total=False):
+    """The options of `estimate`, in each of its forms."""
+
+    known: Mapping[Regularizer, float] | None
+    nonnegative: bool
+    psd: bool
+    population: float | None
+
+
 @overload
 def estimate(
     model: nn.Module,
     loss: Loss,
     data: Any,
     regularizers: Candidates,
-    *,
-    known: Mapping[Regularizer, float] | None = None,
-    nonnegative: bool = False,
-    psd: bool = False,
-    population: float | None = None,
+    **options: Unpack[_Options],
 ) -> Fit: ...
 
 
@@ -45,11 +50,7 @@ def estimate(
     objective: Objective | Target,
     regularizers: Candidates,
     /,
-    *,
-    known: Mapping[Regularizer, float] | None = None,
-    nonnegative: bool = False,
-    psd: bool = False,
-    population: float | None = None,
+    **options: Unpack[_Options],
 ) -> Fit: ...
 
 
@@ -59,10 +60,7 @@ def estimate(
     /,
     *,
     regularizers: Candidates,
-    known: Mapping[Regularizer, float] | None = None,
-    nonnegative: bool = False,
-    psd: bool = False,
-    population: float | None = None,
+    **options: Unpack[_Options],
 ) -> Fit: ...
 
 
@@ -71,10 +69,7 @@ def estimate(
     *,
     objective: Objective,
     regularizers: Candidates,
-    known: Mapping[Regularizer, float] | None = None,
-    nonnegative: bool = False,
-    psd: bool = False,
-    population: float | None = None,
+    **options: Unpack[_Options],
 ) -> Fit: ...
 
 
