@@ -350,7 +350,10 @@ def rotations(angle: float, seed: int) -> Recovered:
     values=(0.5,),
 )
 def augmented_features(size: float, seed: int) -> Recovered:
-    """E ½(w·φ(x + e) − y)² = ½(w·Eφ − y)² + ½ Var w·φ(x + e), with e = ±s in every input."""
+    """E ½(w·φ(x + e) − y)² = ½(w·Eφ − y)² + ½ Var w·φ(x + e), with e = ±s in every input.
+
+    An identity: the trap is the plain loss, which is not that at the features of x itself.
+    """
     X, y = regression_data(seed)
     moves = size * torch.tensor(list(product((-1.0, 1.0), repeat=3))).double()
     features = quadratic_features(X + moves[:, None])
