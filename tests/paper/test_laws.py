@@ -9,7 +9,7 @@ from support.experiments import run
 
 from tacit_paper import laws, plots
 from tacit_paper.laws import SECTIONS
-from tacit_paper.laws.checks import check, law_table, markdown_table
+from tacit_paper.laws.checks import LAWS, check, law_table, markdown_table
 from tacit_paper.laws.law import law_rows, laws_in
 
 ROOT = Path(__file__).parents[2]
@@ -36,7 +36,7 @@ def make_rows(ratios, *, low=float("nan"), high=float("nan"), order=0.0, problem
 
 
 def test_every_law_is_a_unit_with_a_name_and_a_source():
-    assert len({law.name for law in ALL}) == len(ALL) >= 45
+    assert len({law.name for law in ALL}) == len(ALL) == LAWS
     assert list(laws.work(laws.QUICK, "cpu")) == [law.name for law in ALL]
     for law in ALL:
         assert law.technique
@@ -59,6 +59,58 @@ def test_every_law_is_a_unit_with_a_name_and_a_source():
 )
 def test_a_law_is_recovered_within_a_percent_or_in_its_interval(rows, recovered):
     assert law_table(rows).recovered.tolist() == [recovered]
+
+
+NAN = float("nan")
+
+
+def failed_checks(*seeds):
+    """The labels of checks that fail on these rows, each of another seed."""
+    rows = pd.concat([rows.assign(seed=seed) for seed, rows in enumerate(seeds)])
+    return {c.label for c in check(rows) if not c.holds}
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        make_rows({0.1: NAN}),
+        make_rows({0.1: NAN}, low=0.95, high=1.05),
+        make_rows({0.1: 1.05}, low=NAN, high=NAN),
+        make_rows({0.1: 1.05}, low=0.95, high=NAN),
+    ],
+)
+def test_what_is_not_a_number_in_one_seed_is_not_recovered(odd):
+    """Means of tables leave such numbers out."""
+    label = "terms within 1 %, or inside their interval"
+    usual = make_rows({0.1: 1.0}, low=0.95, high=1.05)
+    assert label not in failed_checks(usual, usual)
+    assert label in failed_checks(usual, usual, usual, odd)
+    exact = make_rows({0.1: 1.0})
+    assert label not in failed_checks(exact, exact)
+    assert label in failed_checks(exact, exact, make_rows({0.1: NAN}))
+
+
+def test_wide_intervals_and_problems_and_unexplained_parts_fail():
+    wide = make_rows({0.1: 1.0}, low=-float("inf"), high=float("inf"))
+    assert "largest half-width of an interval" in failed_checks(wide)
+    elsewhere = make_rows({0.2: 1.0, 0.1: 1.0})
+    elsewhere.loc[0, "problems"] = "no signal"  # not at the limit
+    assert "fits with a Problem" in failed_checks(elsewhere)
+    for explained in (0.5, NAN):
+        part = make_rows({0.1: 1.0}).assign(explained=explained)
+        assert "least part explained" in failed_checks(make_rows({0.1: 1.0}), part)
+
+
+def test_every_seed_has_the_order():
+    """A seed with large errors would hide those of the others in their mean."""
+    right = make_rows({h: 1 + 3 * h for h in (0.04, 0.02, 0.01)}, order=1.0)
+    wrong = make_rows({h: 1 + h**2 for h in (0.04, 0.02, 0.01)}, order=1.0)
+    unknown = make_rows({0.04: 1.04, 0.02: 1.02, 0.01: NAN}, order=1.0)
+    label = "largest error of an order of convergence"
+    assert law_table(pd.concat([right, wrong])).slope[0] == pytest.approx(1, abs=0.1)
+    assert label not in failed_checks(right, right)
+    assert label in failed_checks(right, wrong)
+    assert "orders that could not be measured" in failed_checks(right, unknown)
 
 
 def test_orders_of_convergence_are_measured_over_all_values():

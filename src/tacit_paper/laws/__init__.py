@@ -6,7 +6,8 @@ without being told. The points are estimate/theory, the lines 95 % intervals whe
 compared with random draws; filled points are of laws that hold exactly, hollow ones of laws that
 hold in the limit of a small parameter, whose order of convergence is measured too.
 
-Not in the paper. An estimator that is wrong in a sign, a factor or a convention misses all of them.
+Not in the paper. An estimator that is wrong in a sign, a factor or a convention misses every law
+that goes through it.
 """
 
 from functools import partial

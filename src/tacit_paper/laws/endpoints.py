@@ -61,10 +61,10 @@ from tacit_paper.laws.small_models import (
 # Decay, and distances to where training started.
 
 
-def _train_to_rest(
+def _train(
     model: nn.Module, data: Examples, optimizer: torch.optim.Optimizer, steps: int
 ) -> Objective:
-    """Train on the whole data until nothing moves; the loss at the end."""
+    """Train on the whole data; the loss at the end."""
     for _ in train(model, data, optimizer, steps):
         pass
     return Objective(model, half_squares, data)
@@ -81,7 +81,7 @@ def weight_decay(decay: float, seed: int) -> Recovered:
     """Training rests where ∇L + wθ = 0."""
     model = tanh_network(seed, (6, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.3, weight_decay=decay)
-    objective = _train_to_rest(model, linear_data(seed, 6, 1), optimizer, 500)
+    objective = _train(model, linear_data(seed, 6, 1), optimizer, 500)
     return Recovered(estimate(objective, l2()), {"l2": decay / 2})
 
 
@@ -96,7 +96,7 @@ def weight_decay_with_momentum(decay: float, seed: int) -> Recovered:
     """Training with momentum rests where ∇L + wθ = 0, too."""
     model = tanh_network(seed)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9, weight_decay=decay)
-    objective = _train_to_rest(model, regression_data(seed), optimizer, 1000)
+    objective = _train(model, regression_data(seed), optimizer, 1000)
     return Recovered(estimate(objective, l2()), {"l2": decay / 2})
 
 
@@ -138,7 +138,7 @@ def adamw_at_rest(eps: float, seed: int) -> Recovered:
         size = params["weight"].abs()
         return -(size + (1 - decay * size).log() / decay).sum()
 
-    objective = _train_to_rest(model, linear_data(seed, 6, 1), optimizer, 3000)
+    objective = _train(model, linear_data(seed, 6, 1), optimizer, 3000)
     return Recovered(estimate(objective, regularizer("barrier", barrier)), {"barrier": eps})
 
 
@@ -158,6 +158,24 @@ def _average_epochs(
         averages.end_epoch()
     (penalty,) = optimizer_penalties(optimizer, model)
     return fit(averages.equations(Objective(model, half_squares, (X, y)), penalty))
+
+
+@law(
+    "weight decay w, epochs far from rest",
+    {"l2": "w/2 · ‖θ‖²"},
+    source="in the mean of an epoch, ∇L + wθ = −Δθ/time, where ∇L is linear",
+    parameter="w",
+    values=(0.1,),
+)
+def decay_far_from_rest(decay: float, seed: int) -> Recovered:
+    """What the weights still moved is part of the equations, at their mean over the epoch."""
+    model, data = tanh_network(seed, (6, 1)), linear_data(seed, 6, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, weight_decay=decay)
+    averages = average_epochs(model, optimizer, epochs=3)
+    for _ in range(3):
+        objective = _train(model, data, optimizer, 5)
+        averages.end_epoch()
+    return Recovered(fit(averages.equations(objective, l2())), {"l2": decay / 2})
 
 
 @law(

@@ -40,7 +40,9 @@ def _draw_term(axes: Any, y: int, row: Any, colour: str) -> None:
     if row.drawn:
         axes.plot([row.low, row.high], [y, y], color=colour, lw=1.2)
     face = "white" if row.order else colour
-    axes.plot(row.ratio, y, "o", color=colour, mfc=face, ms=3.8, zorder=3)
+    inside = min(max(row.ratio, 1 - LIMIT), 1 + LIMIT)
+    marker = "o" if inside == row.ratio else "<" if row.ratio < 1 else ">"  # beyond the figure
+    axes.plot(inside, y, marker, color=colour, mfc=face, ms=3.8, zorder=3, clip_on=False)
     text = f"{row.ratio:.4f}" + (f", order {row.slope:.2f}" if row.order else "")
     axes.annotate(
         text, (1.01, y), xycoords=("axes fraction", "data"), fontsize=6, va="center", color=colour

@@ -29,6 +29,7 @@ from tacit_paper.laws.expectations import (
 from tacit_paper.laws.law import Recovered, law
 from tacit_paper.laws.small_models import (
     Examples,
+    class_data,
     difference,
     draw,
     half_squares,
@@ -259,6 +260,27 @@ def input_noise_of_network(sigma: float, seed: int) -> Recovered:
 
 
 @law(
+    "Gaussian input noise, network of classes",
+    {
+        "input_jacobian": "σ²/2 · mean tr(∇ₓfᵀ ℓ″ ∇ₓf)",
+        "input_laplacian": "σ²/2 · mean ⟨ℓ′, Δₓf⟩",
+    },
+    source="Bishop 1995 for any loss ℓ(f), here cross-entropy, to order σ²",
+    parameter="σ",
+    values=(0.04, 0.02, 0.01),
+    order=2,
+)
+def input_noise_of_classes(sigma: float, seed: int) -> Recovered:
+    """E ℓ(f(x + σz)) = ℓ + σ²/2 · tr(∂²ℓ/∂x²) + O(σ⁴), by the chain rule in two parts."""
+    objective = Objective(tanh_network(seed, (3, 8, 3)), F.cross_entropy, class_data(seed))
+    noisy = expected(objective, lambda model, x, z: model(x + z), gaussian(3, sigma))
+    pair = input_jacobian(objective), input_laplacian(objective)
+    return Recovered(
+        difference(noisy, objective, *pair), dict.fromkeys((p.name for p in pair), sigma**2 / 2)
+    )
+
+
+@law(
     "Gaussian input noise, logistic regression",
     {"curvature": "σ²/2 · mean_i A″(x_i·β) · ‖β‖²"},
     source="Wager et al. 2013 (additive noise), to order σ²",
@@ -328,7 +350,10 @@ def rotations(angle: float, seed: int) -> Recovered:
     values=(0.5,),
 )
 def augmented_features(size: float, seed: int) -> Recovered:
-    """E ½(w·φ(x + e) − y)² = ½(w·Eφ − y)² + ½ Var w·φ(x + e), with e = ±s in every input."""
+    """E ½(w·φ(x + e) − y)² = ½(w·Eφ − y)² + ½ Var w·φ(x + e), with e = ±s in every input.
+
+    An identity: the trap is the plain loss, which is not that at the features of x itself.
+    """
     X, y = regression_data(seed)
     moves = size * torch.tensor(list(product((-1.0, 1.0), repeat=3))).double()
     features = quadratic_features(X + moves[:, None])

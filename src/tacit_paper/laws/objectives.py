@@ -1,4 +1,9 @@
-"""Laws of changed losses, labels and examples."""
+"""Laws of changed losses, labels and examples.
+
+Some are identities, which hold for any weights whatever the theory: they test signs, scales and
+sums over batches of the library. Where a model is trained to rest, its training is that of torch,
+and shares nothing with the penalty that is fitted.
+"""
 
 import math
 from collections.abc import Sequence
@@ -50,7 +55,7 @@ def _negative_entropy(output: Tensor, _: Tensor) -> Tensor:
     values=(0.1,),
 )
 def label_smoothing(eps: float, seed: int) -> Recovered:
-    """The smoothed loss is L + ε · mean[−mean_k log p_k + log p_y]."""
+    """The smoothed loss of torch is L + ε · mean[−mean_k log p_k + log p_y], an identity."""
     model, (X, y) = tanh_network(seed, (3, 3)), class_data(seed)
     smoothed = nn.CrossEntropyLoss(label_smoothing=eps)
     minimise(lambda: smoothed(model(X), y), model.parameters())
@@ -91,7 +96,7 @@ def label_flips(eps: float, seed: int, draws: int) -> Recovered:
     values=(0.2,),
 )
 def confidence_penalty(beta: float, seed: int) -> Recovered:
-    """Training minimises L − β · mean entropy of the outputs."""
+    """Training minimises L − β · mean entropy of the outputs: the penalty itself, by definition."""
     model, (X, y) = tanh_network(seed, (3, 3)), class_data(seed)
 
     def trained() -> Tensor:
@@ -230,7 +235,7 @@ class _SideBySide(nn.Module):
     values=(4,),
 )
 def ensembling(members: int, seed: int) -> Recovered:
-    """½(f̄ − y)² = mean_m ½(f_m − y)² − ½ variance of the f_m."""
+    """½(f̄ − y)² = mean_m ½(f_m − y)² − ½ variance of the f_m, an identity."""
     model = _SideBySide([tanh_network(100 * seed + member) for member in range(members)])
 
     def loss_of_mean(output: Tensor, target: Tensor) -> Tensor:
@@ -256,7 +261,7 @@ def ensembling(members: int, seed: int) -> Recovered:
     values=(0.4,),
 )
 def residual_clipping(c: float, seed: int) -> Recovered:
-    """Steps along mean clip(r_i)·x_i come to rest where Huber's loss does."""
+    """Steps along mean clip(r_i)·x_i come to rest where Huber's loss does: the penalty is exact."""
     X, y = regression_data(seed)
     weight = torch.zeros(1, 3, dtype=torch.float64)
     for _ in range(1000):
@@ -301,7 +306,10 @@ def log_cosh(delta: float, seed: int) -> Recovered:
     values=(2.0,),
 )
 def class_weights(factor: float, seed: int) -> Recovered:
-    """Σ_i w_i ℓ_i/Σ_i w_i is the mean loss plus (w_k/w̄ − 1) times the part of every class."""
+    """Σ_i w_i ℓ_i/Σ_i w_i is the mean loss plus (w_k/w̄ − 1) times the part of every class.
+
+    An identity: what is tested is `weights=` of an objective.
+    """
     model, (X, y) = tanh_network(seed, (3, 5, 3)), class_data(seed)
     plain, weights = Objective(model, F.cross_entropy, (X, y)), factor ** torch.arange(3).double()
 

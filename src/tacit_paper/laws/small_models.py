@@ -98,8 +98,9 @@ def classification(seed: int) -> Objective:
 def mean_penalty(
     name: str, objective: Objective, function: Callable[[Tensor, Tensor], Tensor]
 ) -> Regularizer:
-    """The mean over examples of function(output, target), as a penalty."""
-    return mean_of(Objective(objective.model, function, objective.data), name=name)
+    """The mean over examples of function(output, target), as a penalty, in unequal batches."""
+    examples = Objective(objective.model, function, objective.data, batch_size=16)
+    return mean_of(examples, name=name)
 
 
 def minimise(function: Callable[[], Tensor], tensors: Iterable[Tensor]) -> None:
