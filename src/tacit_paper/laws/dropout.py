@@ -162,7 +162,7 @@ def hidden_dropout(size: float, seed: int) -> Recovered:
 @law(
     "dropout in a two-layer linear network",
     {"paths": "q/(1−q) · Σ_i ‖u_i‖² v_iᵀ(XᵀX/n)v_i"},
-    source="Mianjy et al. 2018, loss without ½",
+    source="Mianjy, Arora & Vidal 2018, for any inputs; loss without ½",
     parameter="q",
     values=(0.3,),
 )

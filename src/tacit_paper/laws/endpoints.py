@@ -220,7 +220,7 @@ QUADRATIC = dict.fromkeys(ENTRIES.values(), "½θᵀQθ, Q = S P(1 − P)⁻¹")
 @law(
     "gradient descent stopped after t steps",
     dict.fromkeys(ENTRIES.values(), "½θᵀQθ, Q = S((1 − ηS)^−t − 1)⁻¹"),
-    source="Ali, Kolter & Tibshirani 2019",
+    source="t steps in closed form; Ali, Kolter & Tibshirani 2019 for the flow",
     parameter="t",
     values=(12,),
 )
