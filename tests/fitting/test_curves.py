@@ -289,3 +289,47 @@ def test_bad_calls_are_explained(ridge_network, arguments, words):
     fit = tacit.fit(tacit.endpoint_equations(ridge_network, [tacit.l2(), spline(3)]))
     with pytest.raises(InputError, match=words):
         fit.curve(**arguments)
+
+
+def kinked_path(scale, steps=60):
+    """Descent on a linear map with ridge and smooth L1, from weights of this scale."""
+    generator = torch.Generator().manual_seed(5)
+    X = torch.randn(60, 12, generator=generator, dtype=torch.float64)
+    y = X @ torch.randn(12, 6, generator=generator, dtype=torch.float64)
+    model = nn.Linear(12, 6, bias=False).double()
+    w = scale * torch.randn(6, 12, generator=generator, dtype=torch.float64)
+    objective, positions = tacit.Objective(model, F.mse_loss, (X, y)), []
+    for _ in range(steps):
+        positions.append({"weight": w})
+        slope = objective.gradient({"weight": w})["weight"]
+        w = w - 0.5 * (slope + 0.02 * w + 0.05 * (w / 0.3).clamp(-1, 1))
+    return objective, tacit.Trajectory.from_positions(positions, 0.5)
+
+
+@pytest.mark.parametrize("scale", [0.0, 0.02, 3.0])
+@pytest.mark.parametrize("even", [False, True])
+def test_knots_of_a_trajectory_are_those_of_the_weights_of_all_steps(scale, even):
+    objective, path = kinked_path(scale)
+    for target in (None, tacit.trajectory_target(objective, path)):
+        shape = spline(32, even=even)
+        equations = (
+            tacit.trajectory_equations(objective, path, shape)
+            if target is None
+            else target.equations(shape)
+        )
+        fit = tacit.fit(equations)
+        ends = [path.points[i]["weight"] for i in (0, -1)]
+        assert fit.curve().knots[-1] >= max(float(w.abs().max() if even else w.max()) for w in ends)
+        assert fit.explained > 0.999
+        curve = fit.curve(grid=[-1.0, -0.5, 0.5, 1.0])
+        law = [0.02 * x + 0.05 * max(-1, min(1, x / 0.3)) for x in curve.grid]
+        assert curve.derivative == pytest.approx(law, rel=0.03)
+
+
+def test_weights_beyond_the_knots_are_a_finding(ridge_network):
+    target = tacit.endpoint_target(ridge_network)
+    narrow = tacit.fit(target.equations(spline([-0.1, 0, 0.1])))
+    (finding,) = narrow.findings
+    beyond = sum(int((p.abs() > 0.1).sum()) for p in ridge_network.params.values())
+    assert f"{beyond} of {narrow.rows} weights lie beyond the outermost knots" in finding
+    assert not tacit.fit(target.equations(spline(5))).findings
