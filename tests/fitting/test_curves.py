@@ -333,3 +333,25 @@ def test_weights_beyond_the_knots_are_a_finding(ridge_network):
     beyond = sum(int((p.abs() > 0.1).sum()) for p in ridge_network.params.values())
     assert f"{beyond} of {narrow.rows} weights lie beyond the outermost knots" in finding
     assert not tacit.fit(target.equations(spline(5))).findings
+
+
+@pytest.mark.parametrize("convex", [False, True])
+def test_differences_of_a_path_have_bands_and_values_at_every_point(convex):
+    """What a path leaves open, a constant in s′, is in no band of s′ − s′(0)."""
+    knots = [-2, -1, -0.5, -0.2, -0.05, 0.05, 0.2, 0.5, 1, 2]
+    shape = spline(knots, convex=convex)
+    fit = tacit.fit(tacit.stack([diagonal_path(seed).equations(shape) for seed in (5, 6, 7)]))
+    curve = fit.curve(grid=[-1.0, -0.1, 1e-17, 0.1, 1.0])
+    assert all(map(math.isfinite, curve.s + curve.derivative))
+    pairs = zip(curve.derivative, curve.derivative_intervals["training"], strict=True)
+    for value, (low, high) in pairs:
+        assert low <= value <= high <= value + 0.1
+    assert [p.kind for p in fit.problems] == [ProblemKind.UNIDENTIFIED]
+    parts = [
+        tacit.fit(tacit.stack([diagonal_path(s).equations(shape) for s in pair])).curve(grid=[1.0])
+        for pair in ((5, 6), (5, 7), (6, 7))
+    ]  # leaving one run out moves the curve: the jackknife by definition
+    moved = sum((part.derivative[0] - curve.derivative[-1]) ** 2 for part in parts)
+    low, high = curve.derivative_intervals["training"][-1]
+    at_least = 4.3026  # of t with two degrees of freedom, or fewer where runs are unequal
+    assert (high - low) / 2 >= 0.999 * at_least * math.sqrt(2 / 3 * moved)
