@@ -355,3 +355,19 @@ def test_differences_of_a_path_have_bands_and_values_at_every_point(convex):
     low, high = curve.derivative_intervals["training"][-1]
     at_least = 4.3026  # of t with two degrees of freedom, or fewer where runs are unequal
     assert (high - low) / 2 >= 0.999 * at_least * math.sqrt(2 / 3 * moved)
+
+
+def test_a_layer_does_not_count_the_weights_of_others(ridge_network):
+    fit = tacit.fit(tacit.endpoint_equations(ridge_network, spline([-0.2, 0.2])))
+    for label, part in fit.layers.items():
+        curve = part.curve()
+        assert curve.counts == (), label
+        curve.plot()
+        assert not part.findings
+
+
+def test_the_first_line_of_a_summary_names_the_curve_and_not_all_its_knots(ridge_network):
+    fit = tacit.fit(tacit.endpoint_equations(ridge_network, [tacit.smooth_l1(0.1), spline(12)]))
+    assert fit.summary().startswith("smooth_l1 and spline (12 knots) explain 100.0 %")
+    alone = tacit.fit(tacit.endpoint_equations(ridge_network, spline(12)))
+    assert alone.summary().startswith("spline (12 knots) explains 100.0 %")

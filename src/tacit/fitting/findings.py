@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from tacit.fitting.evidence import Evidence
 from tacit.fitting.problems import negative_strengths, signs_are_findings
 
-BEYOND = 0.01
+BEYOND = 0.05
 """Part of the weights that may lie beyond the outermost knots of a curve without a finding."""
 
 
