@@ -371,3 +371,12 @@ def test_the_first_line_of_a_summary_names_the_curve_and_not_all_its_knots(ridge
     assert fit.summary().startswith("smooth_l1 and spline (12 knots) explain 100.0 %")
     alone = tacit.fit(tacit.endpoint_equations(ridge_network, spline(12)))
     assert alone.summary().startswith("spline (12 knots) explains 100.0 %")
+
+
+def test_weights_without_equations_are_not_counted(ridge_network):
+    """With rows= of one layer the others are no evidence; in a stack all sources must count."""
+    target, shape = tacit.endpoint_target(ridge_network), spline([-0.2, 0.2])
+    part, whole = target.equations(shape, rows="0.*"), target.equations(shape)
+    assert tacit.fit(part).curve().counts == ()
+    assert sum(tacit.fit(whole).curve().counts) == whole.rows
+    assert tacit.fit(tacit.stack([part, whole])).curve().counts == ()

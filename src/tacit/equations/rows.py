@@ -182,9 +182,13 @@ class Candidates:
             _family(r, parts[r], r.definition + " per time" * per_time.get(r, 0))
             for r in self.estimated
         )
-        counts = {r.name: s.counts for r in self.estimated if (s := parts[r].shape) is not None}
         known = [(0.0 if self.followed else s, parts[r]) for r, s in self.known.items()]
         names = reached_rows(select(params, rows, what="rows"), unreached)
+        counts = {  # weights without equations are no evidence
+            r.name: shape.counts
+            for r in self.estimated
+            if (shape := parts[r].shape) is not None and parts[r].active.keys() <= set(names)
+        }
         return BoundCandidates(params, names, families, columns, known, weights or {}, counts)
 
 

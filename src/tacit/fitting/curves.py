@@ -49,7 +49,8 @@ class Curve:
     """Where s′ changes its slope; of |x| for an even shape. Empty for families of fixed shape."""
     counts: tuple[int, ...] = ()
     """How many x lie below the first knot, between each two, and above the last, at all points that
-    the equations are of (the last step of a trajectory): where there is evidence."""
+    the equations are of (the last step of a trajectory): where there is evidence. Empty where the
+    equations are of a part of the weights: one layer, or rows=."""
     even: bool = False
     s_intervals: dict[str, Band] = field(default_factory=dict)
     derivative_intervals: dict[str, Band] = field(default_factory=dict)
@@ -268,7 +269,10 @@ def _of_fixed_family(
 
 
 def _total_counts(fit: "Fit", name: str) -> tuple[int, ...]:
-    counts = [source.counts[name] for source in fit.sources if name in source.counts]
+    """Counts of all sources; () where one of them has none."""
+    if not all(name in source.counts for source in fit.sources):
+        return ()
+    counts = [source.counts[name] for source in fit.sources]
     return tuple(sum(places) for places in zip(*counts, strict=True))
 
 
