@@ -3,6 +3,7 @@
 import json
 import math
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
@@ -95,6 +96,7 @@ def test_a_convex_fit_is_that_of_a_solver_with_bounds(even):
     assert tacit.fitting.unique_shares(fit)["spline"] > 0
 
 
+@cache
 def diagonal_path(seed, size=200, examples=80, alpha=0.1, rate=2e-3):
     """The integral of −∇L over descent on β = u² − v² from u = v = α, for a dense teacher."""
     generator = torch.Generator().manual_seed(seed)
@@ -306,8 +308,7 @@ def kinked_path(scale, steps=60):
     return objective, tacit.Trajectory.from_positions(positions, 0.5)
 
 
-@pytest.mark.parametrize("scale", [0.0, 0.02, 3.0])
-@pytest.mark.parametrize("even", [False, True])
+@pytest.mark.parametrize(("scale", "even"), [(0.0, True), (0.02, False), (3.0, False)])
 def test_knots_of_a_trajectory_are_those_of_the_weights_of_all_steps(scale, even):
     objective, path = kinked_path(scale)
     for target in (None, tacit.trajectory_target(objective, path)):
@@ -340,7 +341,7 @@ def test_differences_of_a_path_have_bands_and_values_at_every_point(convex):
     """What a path leaves open, a constant in s′, is in no band of s′ − s′(0)."""
     knots = [-2, -1, -0.5, -0.2, -0.05, 0.05, 0.2, 0.5, 1, 2]
     shape = spline(knots, convex=convex)
-    fit = tacit.fit(tacit.stack([diagonal_path(seed).equations(shape) for seed in (5, 6, 7)]))
+    fit = tacit.fit(tacit.stack([diagonal_path(seed).equations(shape) for seed in (2000, 2001, 5)]))
     curve = fit.curve(grid=[-1.0, -0.1, 1e-17, 0.1, 1.0])
     assert all(map(math.isfinite, curve.s + curve.derivative))
     pairs = zip(curve.derivative, curve.derivative_intervals["training"], strict=True)
@@ -349,7 +350,7 @@ def test_differences_of_a_path_have_bands_and_values_at_every_point(convex):
     assert [p.kind for p in fit.problems] == [ProblemKind.UNIDENTIFIED]
     parts = [
         tacit.fit(tacit.stack([diagonal_path(s).equations(shape) for s in pair])).curve(grid=[1.0])
-        for pair in ((5, 6), (5, 7), (6, 7))
+        for pair in ((2000, 2001), (2000, 5), (2001, 5))
     ]  # leaving one run out moves the curve: the jackknife by definition
     moved = sum((part.derivative[0] - curve.derivative[-1]) ** 2 for part in parts)
     low, high = curve.derivative_intervals["training"][-1]
