@@ -3,6 +3,7 @@
 import json
 import math
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
@@ -95,6 +96,7 @@ def test_a_convex_fit_is_that_of_a_solver_with_bounds(even):
     assert tacit.fitting.unique_shares(fit)["spline"] > 0
 
 
+@cache
 def diagonal_path(seed, size=200, examples=80, alpha=0.1, rate=2e-3):
     """The integral of −∇L over descent on β = u² − v² from u = v = α, for a dense teacher."""
     generator = torch.Generator().manual_seed(seed)
@@ -289,3 +291,93 @@ def test_bad_calls_are_explained(ridge_network, arguments, words):
     fit = tacit.fit(tacit.endpoint_equations(ridge_network, [tacit.l2(), spline(3)]))
     with pytest.raises(InputError, match=words):
         fit.curve(**arguments)
+
+
+def kinked_path(scale, steps=60):
+    """Descent on a linear map with ridge and smooth L1, from weights of this scale."""
+    generator = torch.Generator().manual_seed(5)
+    X = torch.randn(60, 12, generator=generator, dtype=torch.float64)
+    y = X @ torch.randn(12, 6, generator=generator, dtype=torch.float64)
+    model = nn.Linear(12, 6, bias=False).double()
+    w = scale * torch.randn(6, 12, generator=generator, dtype=torch.float64)
+    objective, positions = tacit.Objective(model, F.mse_loss, (X, y)), []
+    for _ in range(steps):
+        positions.append({"weight": w})
+        slope = objective.gradient({"weight": w})["weight"]
+        w = w - 0.5 * (slope + 0.02 * w + 0.05 * (w / 0.3).clamp(-1, 1))
+    return objective, tacit.Trajectory.from_positions(positions, 0.5)
+
+
+@pytest.mark.parametrize(("scale", "even"), [(0.0, True), (0.02, False), (3.0, False)])
+def test_knots_of_a_trajectory_are_those_of_the_weights_of_all_steps(scale, even):
+    objective, path = kinked_path(scale)
+    for target in (None, tacit.trajectory_target(objective, path)):
+        shape = spline(32, even=even)
+        equations = (
+            tacit.trajectory_equations(objective, path, shape)
+            if target is None
+            else target.equations(shape)
+        )
+        fit = tacit.fit(equations)
+        ends = [path.points[i]["weight"] for i in (0, -1)]
+        assert fit.curve().knots[-1] >= max(float(w.abs().max() if even else w.max()) for w in ends)
+        assert fit.explained > 0.999
+        curve = fit.curve(grid=[-1.0, -0.5, 0.5, 1.0])
+        law = [0.02 * x + 0.05 * max(-1, min(1, x / 0.3)) for x in curve.grid]
+        assert curve.derivative == pytest.approx(law, rel=0.03)
+
+
+def test_weights_beyond_the_knots_are_a_finding(ridge_network):
+    target = tacit.endpoint_target(ridge_network)
+    narrow = tacit.fit(target.equations(spline([-0.1, 0, 0.1])))
+    (finding,) = narrow.findings
+    beyond = sum(int((p.abs() > 0.1).sum()) for p in ridge_network.params.values())
+    assert f"{beyond} of {narrow.rows} weights lie beyond the outermost knots" in finding
+    assert not tacit.fit(target.equations(spline(5))).findings
+
+
+@pytest.mark.parametrize("convex", [False, True])
+def test_differences_of_a_path_have_bands_and_values_at_every_point(convex):
+    """What a path leaves open, a constant in s′, is in no band of s′ − s′(0)."""
+    knots = [-2, -1, -0.5, -0.2, -0.05, 0.05, 0.2, 0.5, 1, 2]
+    shape = spline(knots, convex=convex)
+    fit = tacit.fit(tacit.stack([diagonal_path(seed).equations(shape) for seed in (2000, 2001, 5)]))
+    curve = fit.curve(grid=[-1.0, -0.1, 1e-17, 0.1, 1.0])
+    assert all(map(math.isfinite, curve.s + curve.derivative))
+    pairs = zip(curve.derivative, curve.derivative_intervals["training"], strict=True)
+    for value, (low, high) in pairs:
+        assert low <= value <= high <= value + 0.1
+    assert [p.kind for p in fit.problems] == [ProblemKind.UNIDENTIFIED]
+    parts = [
+        tacit.fit(tacit.stack([diagonal_path(s).equations(shape) for s in pair])).curve(grid=[1.0])
+        for pair in ((2000, 2001), (2000, 5), (2001, 5))
+    ]  # leaving one run out moves the curve: the jackknife by definition
+    moved = sum((part.derivative[0] - curve.derivative[-1]) ** 2 for part in parts)
+    low, high = curve.derivative_intervals["training"][-1]
+    at_least = 4.3026  # of t with two degrees of freedom, or fewer where runs are unequal
+    assert (high - low) / 2 >= 0.999 * at_least * math.sqrt(2 / 3 * moved)
+
+
+def test_a_layer_does_not_count_the_weights_of_others(ridge_network):
+    fit = tacit.fit(tacit.endpoint_equations(ridge_network, spline([-0.2, 0.2])))
+    for label, part in fit.layers.items():
+        curve = part.curve()
+        assert curve.counts == (), label
+        curve.plot()
+        assert not part.findings
+
+
+def test_the_first_line_of_a_summary_names_the_curve_and_not_all_its_knots(ridge_network):
+    fit = tacit.fit(tacit.endpoint_equations(ridge_network, [tacit.smooth_l1(0.1), spline(12)]))
+    assert fit.summary().startswith("smooth_l1 and spline (12 knots) explain 100.0 %")
+    alone = tacit.fit(tacit.endpoint_equations(ridge_network, spline(12)))
+    assert alone.summary().startswith("spline (12 knots) explains 100.0 %")
+
+
+def test_weights_without_equations_are_not_counted(ridge_network):
+    """With rows= of one layer the others are no evidence; in a stack all sources must count."""
+    target, shape = tacit.endpoint_target(ridge_network), spline([-0.2, 0.2])
+    part, whole = target.equations(shape, rows="0.*"), target.equations(shape)
+    assert tacit.fit(part).curve().counts == ()
+    assert sum(tacit.fit(whole).curve().counts) == whole.rows
+    assert tacit.fit(tacit.stack([part, whole])).curve().counts == ()

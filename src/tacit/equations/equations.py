@@ -135,7 +135,8 @@ class Equations:
         if label not in self.layers:
             raise InputError(f"no layer {label!r}: there are {', '.join(self.layers)}.")
         blocks = tuple(block for block in self.blocks if block.layer == label)
-        sources = tuple(replace(source, layer=label) for source in self.sources)
+        # Weights between knots were counted over all layers.
+        sources = tuple(replace(source, layer=label, counts={}) for source in self.sources)
         means = tuple(block for block in self.means if block.layer == label)
         equations = replace(self, blocks=blocks, sources=sources, origin=None, means=means)
         norms = equations.noisy_factor()[:, : len(self.names)].norm(dim=0)

@@ -1,7 +1,7 @@
 """From gradients to blocks: rows of [design | targets] are read in slices and factorised."""
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -24,6 +24,8 @@ from tacit.regularizers.family import (
 
 CHUNK = 2**21
 """Largest number of entries of [design | targets] in memory at once (16 MiB)."""
+KNOT_POINTS = 9
+"""The knots of splines are set at the weights of at most so many points of a trajectory."""
 
 Averaged = Mapping[Regularizer, Columns]
 """For regularizers that were averaged over an epoch, their mean columns."""
@@ -110,6 +112,16 @@ class Candidates:
         means = set(averaged)
         return tuple(r for r in self.estimated if r.with_zero_width and r not in means)
 
+    def place_knots(self, points: Sequence[Params], read: Callable[[Params], Params]) -> None:
+        """Set the knots of splines at the weights of all these points, or of a few among many.
+
+        Each of those is first read: checked, and on the model's device.
+        """
+        last = len(points) - 1
+        few = sorted({round(i * last / (KNOT_POINTS - 1)) for i in range(KNOT_POINTS)})
+        for place in [r.place_knots for r in self.estimated if r.place_knots is not None]:
+            place([read(points[i]) for i in few])
+
     def with_zero_width(self, width: float, kinked: Sequence[Regularizer]) -> "Candidates":
         """The candidates, with another zero width for some of them."""
         estimated = tuple(
@@ -170,9 +182,13 @@ class Candidates:
             _family(r, parts[r], r.definition + " per time" * per_time.get(r, 0))
             for r in self.estimated
         )
-        counts = {r.name: s.counts for r in self.estimated if (s := parts[r].shape) is not None}
         known = [(0.0 if self.followed else s, parts[r]) for r, s in self.known.items()]
         names = reached_rows(select(params, rows, what="rows"), unreached)
+        counts = {  # weights without equations are no evidence
+            r.name: shape.counts
+            for r in self.estimated
+            if (shape := parts[r].shape) is not None and parts[r].active.keys() <= set(names)
+        }
         return BoundCandidates(params, names, families, columns, known, weights or {}, counts)
 
 

@@ -115,6 +115,7 @@ def trajectory_equations(  # noqa: PLR0913 # what was observed, then keyword opt
     # One explicit step is linear in the gradient: the penalties' part is subtracted from it.
     followed = None if is_one_step(reference) else candidates.known
     setting = replace(steps.setting(), followed=followed)
+    candidates.place_knots(trajectory.points, read=objective.point)
     return write_equations(setting, steps.points(followed or {}), candidates, rows)
 
 

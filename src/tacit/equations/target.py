@@ -164,6 +164,9 @@ def write_equations(
     """The equations of all points, read one at a time."""
     if setting.mode == "trajectory" and setting.computed_from:
         candidates = candidates.of_flow(setting.objective, followed=setting.followed is not None)
+    if isinstance(points, Sequence) and points:
+        ends = [end for point in points for end in (point.start, point.params) if end is not None]
+        candidates.place_knots(ends, read=dict)
     parts: list[Equations] = []
     means: list[Block] = []
     piece: list[tuple[BoundCandidates, Sequence[Params]]] = []

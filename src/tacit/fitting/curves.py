@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tacit.equations.sources import Family
 from tacit.errors import InputError
-from tacit.fitting.error_bars import KINDS, ErrorBars
+from tacit.fitting.error_bars import KINDS, ErrorBars, error_bars_from
 from tacit.fitting.solving import System
 from tacit.fitting.summary import jsonable
 from tacit.objective.params import shorten
@@ -49,7 +49,8 @@ class Curve:
     """Where s′ changes its slope; of |x| for an even shape. Empty for families of fixed shape."""
     counts: tuple[int, ...] = ()
     """How many x lie below the first knot, between each two, and above the last, at all points that
-    the equations are of (the last step of a trajectory): where there is evidence."""
+    the equations are of (the last step of a trajectory): where there is evidence. Empty where the
+    equations are of a part of the weights: one layer, or rows=."""
     even: bool = False
     s_intervals: dict[str, Band] = field(default_factory=dict)
     derivative_intervals: dict[str, Band] = field(default_factory=dict)
@@ -130,10 +131,11 @@ class _Combinations(NamedTuple):
 def curve_of(fit: "Fit", name: str, grid: Sequence[float] | None) -> Curve:
     """The curve of one family of a fit."""
     family, columns = _find_family(fit, name)
+    up_to_constant = False
     if family.shape is not None:
         points = _check_grid(grid) if grid is not None else _default_grid(family.shape)
         combinations = _of_shape(family.shape, points)
-        if all(source.mode == "accumulated" for source in fit.sources) and not family.shape.even:
+        if up_to_constant := _known_up_to_a_constant(fit, family.shape):
             combinations = _from_zero(combinations, family.shape, points)
         shape = replace(family.shape, counts=_total_counts(fit, family.name))
     else:
@@ -143,8 +145,9 @@ def curve_of(fit: "Fit", name: str, grid: Sequence[float] | None) -> Curve:
     for whole, part in zip(full, combinations, strict=True):
         whole[:, columns] = part
     values = [_values(fit, whole) for whole in full]
+    by_kind = _error_bars_up_to_constant(fit, columns, shape) if up_to_constant else fit.error_bars
     bands = [
-        {kind: _band(value, whole, bars) for kind, bars in fit.error_bars.items()}
+        {kind: _band(value, whole, bars) for kind, bars in by_kind.items()}
         for value, whole in zip(values, full, strict=True)
     ]
     return Curve(
@@ -204,11 +207,37 @@ def _of_shape(shape: Shape, points: Tensor) -> _Combinations:
     return _Combinations(hats.integrals(points), hats.derivatives(points))
 
 
+def _known_up_to_a_constant(fit: "Fit", shape: Shape) -> bool:
+    """Whether all equations are of paths, which have only differences of s′."""
+    return all(source.mode == "accumulated" for source in fit.sources) and not shape.even
+
+
 def _from_zero(combinations: _Combinations, shape: Shape, points: Tensor) -> _Combinations:
     """s′ − s′(0): of a path from one start, s′ is known up to a constant."""
     start = Hats(shape).derivatives(points.new_zeros(1))
-    s = combinations.s - points[:, None] * start
-    return _Combinations(s, combinations.derivative - start)
+    s, derivative = combinations.s - points[:, None] * start, combinations.derivative - start
+    # What rounding leaves would be a part of the unknown constant.
+    largest = max(abs(knot) for knot in shape.knots)
+    s = torch.where(s.abs() <= 1e-12 * largest, 0.0, s)
+    return _Combinations(s, torch.where(derivative.abs() <= 1e-12, 0.0, derivative))
+
+
+def _error_bars_up_to_constant(
+    fit: "Fit", columns: list[int], shape: Shape
+) -> dict[str, ErrorBars]:
+    """Error bars of s′ − s′(first knot), for which the strength there counts as known.
+
+    Of a convex shape, that strength alone has the constant, and its column is zero.
+    """
+    others = [column for column in range(len(fit.strengths)) if column != columns[0]]
+    if not others:
+        return {}
+    strengths = torch.tensor(list(fit.strengths.values()), dtype=torch.float64)
+    if not shape.convex:
+        strengths[columns] -= strengths[columns[0]].clone()
+    by_kind = error_bars_from(fit.equations.select_columns(others), strengths[others])
+    names, kept = tuple(fit.strengths), torch.tensor(others)
+    return {kind: bars.widened(names, kept) for kind, bars in by_kind.items()}
 
 
 def _of_fixed_family(
@@ -240,7 +269,10 @@ def _of_fixed_family(
 
 
 def _total_counts(fit: "Fit", name: str) -> tuple[int, ...]:
-    counts = [source.counts[name] for source in fit.sources if name in source.counts]
+    """Counts of all sources; () where one of them has none."""
+    if not all(name in source.counts for source in fit.sources):
+        return ()
+    counts = [source.counts[name] for source in fit.sources]
     return tuple(sum(places) for places in zip(*counts, strict=True))
 
 

@@ -103,6 +103,15 @@ class ErrorBars:
             intervals[name] = strengths[name] - half_width, strengths[name] + half_width
         return intervals
 
+    def widened(self, names: tuple[str, ...], free: Tensor) -> "ErrorBars":
+        """The same error bars among all strengths, NaN for those that were not free."""
+        covariance = torch.full((len(names), len(names)), math.nan, dtype=torch.float64)
+        covariance[free[:, None], free] = self.covariance
+        freedoms = [self.freedom] * len(names)
+        for index, freedom in zip(free.tolist(), self.freedoms, strict=False):
+            freedoms[index] = freedom
+        return replace(self, names=names, covariance=covariance, freedoms=tuple(freedoms))
+
     def quantile(self, level: float = 0.95, freedom: float | None = None) -> float:
         """Half the width of an interval of this level, in units of the standard error."""
         from scipy.special import ndtri, stdtrit
@@ -142,7 +151,7 @@ def error_bars_from(
         if not len(free):
             return {}
         by_kind = error_bars_from(equations.select_columns(free.tolist()), strengths[free])
-        return {kind: _widen(bars, equations.names, free) for kind, bars in by_kind.items()}
+        return {kind: bars.widened(equations.names, free) for kind, bars in by_kind.items()}
     if not any(block.rows and block.columns for block in equations.blocks):
         return {}
     bars = (
@@ -154,16 +163,6 @@ def error_bars_from(
     )
     by_kind = {error_bars.kind: error_bars for error_bars in bars if error_bars is not None}
     return {kind: by_kind[kind] for kind in KINDS if kind in by_kind}
-
-
-def _widen(bars: ErrorBars, names: tuple[str, ...], free: Tensor) -> ErrorBars:
-    """The same error bars among all strengths, NaN for those that were not free."""
-    covariance = torch.full((len(names), len(names)), math.nan, dtype=torch.float64)
-    covariance[free[:, None], free] = bars.covariance
-    freedoms = [bars.freedom] * len(names)
-    for index, freedom in zip(free.tolist(), bars.freedoms, strict=False):
-        freedoms[index] = freedom
-    return replace(bars, names=names, covariance=covariance, freedoms=tuple(freedoms))
 
 
 def draw_errors(equations: Equations) -> ErrorBars | None:

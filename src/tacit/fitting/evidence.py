@@ -125,7 +125,7 @@ def gather_evidence(
     dependent, nearly_dependent = [], []
     if columns_in_use and not underdetermined:
         at_knots = System(system.design @ _values_at_knots(equations))
-        dependent = _cancelling(at_knots, math.inf, smallest=1e-6)
+        dependent = _cancelling(system, math.inf, smallest=1e-6)
         if residual_ratio:
             condition = max(MIN_CONDITION, AMPLIFIED / residual_ratio)
             nearly_dependent = _cancelling(at_knots, condition, smallest=0.1)

@@ -40,16 +40,30 @@ def write_summary(fit: "Fit") -> str:
 
 def _lead(fit: "Fit") -> list[str]:
     """The first thing to know about a fit: how much of the target it explains."""
-    names = _join_names(fit.strengths)
+    candidates = _curves_by_name(fit)
+    names = _join_names(candidates)
     if _has_no_signal(fit):
         text = "NO SIGNAL: the target is only noise or rounding; do not interpret the strength of"
         return textwrap.wrap(f"{text} {names}.", WIDTH)
     explained = min(max(fit.explained, 0.0), 1.0)
-    verb = "explains" if len(fit.strengths) == 1 else "explain"
+    verb = "explains" if len(candidates) == 1 else "explain"
     lines = textwrap.wrap(f"{names} {verb} {_percent(explained)} of the target.", WIDTH)
     if explained < MIN_EXPLAINED:
         lines.append("Strengths in parentheses describe only that part of the target.")
     return lines
+
+
+def _curves_by_name(fit: "Fit") -> list[str]:
+    """The names of the strengths, with those of a curve as one."""
+    names, listed = list(fit.strengths), []
+    for family in fit.equations.families:
+        own, names = names[: family.size], names[family.size :]
+        listed += (
+            own
+            if family.shape is None
+            else [f"{family.name} ({family.size} knot{'s' * (family.size > 1)})"]
+        )
+    return listed
 
 
 def _join_names(names: Iterable[str]) -> str:

@@ -181,6 +181,8 @@ class Regularizer:
             L + Σ known, for trajectories whose reference follows that flow.
         with_zero_width: for a penalty with a kink at zero, with_zero_width(width) returns the same
             penalty with another zero width.
+        place_knots: for a spline, place_knots(points) sets its knots at the weights of several
+            points, unless they are set already.
     """
 
     name: str
@@ -199,6 +201,7 @@ class Regularizer:
         default=None, repr=False
     )
     with_zero_width: Callable[[float], "Regularizer"] | None = field(default=None, repr=False)
+    place_knots: Callable[[Sequence[Params]], None] | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name.strip():

@@ -52,9 +52,9 @@ def spline(
 
     A number of knots stands for so many quantiles of the weights in scope that are not zero, or for
     all different weights where these are fewer. They are set at the first weights that the
-    regularizer is used with, and then stay: the same object has the same knots at all steps,
-    endpoints and members, and when a network is retrained. Beyond the outermost knots s′ (or h)
-    goes on linearly.
+    regularizer is used with, those of a whole trajectory if it is one, and then stay: the same
+    object has the same knots at all steps, endpoints and members, and when a network is retrained.
+    Beyond the outermost knots s′ (or h) goes on linearly.
 
     Trap: an object that was used for one network has that network's knots. Make a new one for
     another network, or pass knots that cover the weights of both. With knots as many as weights
@@ -192,7 +192,10 @@ def _make_spline(
         flags = {"even": even and family == "spline", "convex": convex}
         definition = f"{family}({', '.join(flag for flag, given in flags.items() if given)})"
         regularizer = Regularizer(name, bind, value, kind="spline", definition=definition)
-        return replace(regularizer, with_zero_width=make if even else None)
+        return replace(regularizer, with_zero_width=make if even else None, place_knots=place_knots)
+
+    def place_knots(points: Sequence[Params]) -> None:
+        fixed.at(lambda: [s for params in points for s in sizes_of(params, zero_width)])
 
     return make(zero_width)
 
