@@ -87,8 +87,8 @@ def decay_with_momentum(decay: float, seed: int) -> Recovered:
 def adamw_steps(decay: float, seed: int) -> Recovered:
     """The metric of every step is recorded with it; ε is as large as the gradients, and shows."""
     objective = regression(seed)
-    options = {"eps": 0.1, "weight_decay": decay}
-    optimizer = torch.optim.AdamW(objective.model.parameters(), lr=1e-3, **options)
+    parameters = objective.model.parameters()
+    optimizer = torch.optim.AdamW(parameters, lr=1e-3, eps=0.1, weight_decay=decay)
     path = record_steps(objective, optimizer, 12)
     ridge = metric_ridge(optimizer, objective.model)
     return Recovered(fit(trajectory_equations(objective, path, ridge)), {"metric_ridge": decay / 2})
