@@ -22,6 +22,7 @@ from tacit.fitting.module_gradients import (
     flatten,
     gradient_of,
     prepare,
+    stack_endpoints,
 )
 from tacit.fitting.solving import between_groups
 from tacit.fitting.summary import WIDTH, jsonable
@@ -115,7 +116,7 @@ def fit_regularizer(
 
     The sum is over endpoints, which share φ. The module is called with a dictionary of named
     parameters and returns a scalar, such as Σ_j s_φ(θ_j) of a small network s_φ. A copy of it is
-    fitted in float64 by L-BFGS, one endpoint at a time in memory; yours is not changed. Its scale
+    fitted in float64 by L-BFGS, small endpoints of the same shapes at once; yours is not changed. Its scale
     need not be that of the loss: the copy is multiplied by a constant, so that ∇R_φ starts as long
     as the target.
 
@@ -142,7 +143,8 @@ def fit_regularizer(
     # The module may be called where gradients are off, and may have attention in it.
     with torch.inference_mode(mode=False), torch.enable_grad(), derivatives.math_attention():
         scaled, learned = prepare(module, fitted)
-        converged = _minimise(scaled, learned, fitted, starts, seed)
+        together = stack_endpoints(scaled, fitted)
+        converged = _minimise(scaled, learned, together, starts, seed)
         squares = [_squares(scaled, endpoint) for endpoint in endpoints]
     inside = [s for place, s in enumerate(squares) if place not in places]
     held = {place: _explained([squares[place]]) for place in places}
