@@ -83,6 +83,16 @@ def test_the_exponent_of_a_schatten_penalty():
     assert found.shapes["p"] == pytest.approx(0.7, abs=1e-6)
 
 
+def test_a_convex_spline_beside_a_shape_stays_convex():
+    """Strengths of the search are under the same bounds as those of the fit."""
+    target = target_of(WEIGHTS, 0.01 * power_gradient(WEIGHTS, 1.3) - 0.002 * WEIGHTS)
+    spline = tacit.regularizers.spline(knots=[-3.0, 0.0, 3.0], convex=True)
+    found = tacit.fit_shapes(lambda p: target.equations([power(p), spline]), {"p": (1.1, 3.0)})
+    ratios = dict(found.profiles["p"])
+    assert ratios[found.shapes["p"]] == pytest.approx(found.fit.residual_ratio, rel=1e-6)
+    assert min(ratios.values()) == ratios[found.shapes["p"]]
+
+
 def system(columns, target):
     """Equations of one layer per source from columns (sources, rows) and a target."""
     parts = [
@@ -212,7 +222,14 @@ def failing(p):
     raise ValueError("no such p")
 
 
+def another_target(p):
+    return target_of(WEIGHTS, p * power_gradient(WEIGHTS, 1.5)).equations(power(p))
+
+
 CASES = {
+    "a target that depends on the shape": (
+        lambda: tacit.fit_shapes(another_target, {"p": (0.5, 3.0)}),
+        ["write(p=0.5625)", "another target"], "Compute the target once"),
     "rows that leave at some shapes": (zero_rows(), ["p=0.5", "33", "36"], "same equations"),
     "an error in write": (
         lambda: tacit.fit_shapes(failing, {"p": (0.5, 3.0)}), ["write(p=0.5)"], "no such p"),

@@ -39,7 +39,7 @@ MEMORISED times what it leaves of the others."""
 RESTARTS, ROUNDS, ITERATIONS, HISTORY = 2, 8, 100, 30
 """L-BFGS runs at most so often, each for so many rounds of so many iterations, and remembers so
 many of them."""
-PROGRESS = 0.03
+PROGRESS = 0.15
 """Part by which a round has to lower the loss for another round."""
 GOOD, EXACT = 1e-3, 1e-6
 """Unexplained parts below which there is no further start, and no further round."""
