@@ -116,9 +116,9 @@ def fit_regularizer(
 
     The sum is over endpoints, which share φ. The module is called with a dictionary of named
     parameters and returns a scalar, such as Σ_j s_φ(θ_j) of a small network s_φ. A copy of it is
-    fitted in float64 by L-BFGS, small endpoints of the same shapes at once; yours is not changed. Its scale
-    need not be that of the loss: the copy is multiplied by a constant, so that ∇R_φ starts as long
-    as the target.
+    fitted in float64 by L-BFGS; yours is not changed. Its scale need not be that of the loss: the
+    copy is multiplied by a constant, so that ∇R_φ starts as long as the target. Large endpoints are
+    in memory one at a time; small ones of the same shapes are computed together, by vmap.
 
     Traps: φ is not unique, and neither is R_φ where no weight is. What it explains of endpoints
     that were held out is the evidence, not what it explains of those it was fitted to. A network

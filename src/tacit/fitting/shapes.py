@@ -104,8 +104,9 @@ def fit_shapes(write: Write, bounds: Mapping[str, tuple[float, float]]) -> Shape
     91 to 98 % of the time. One endpoint of one layer has none.
 
     Traps: the error bars of `ShapeFit.fit` take the shapes as known. The residual is compared over
-    the same equations only: a family that leaves out rows at some shapes (`power` at p ≤ 1, where
-    weights are zero) is refused, unless `write` leaves out the same rows everywhere (zero_width=).
+    the same equations only. Refused are a target that differs between shapes, and a family that
+    leaves out rows at some of them (`power` at p ≤ 1, where weights are zero), unless `write`
+    leaves out the same rows everywhere (zero_width=).
 
     Args:
         write: called with one keyword per shape; returns equations, best from a stored target.
@@ -246,15 +247,18 @@ class _Residuals:
             self.target = target_square(equations)
         if kept != self.first[1]:
             raise InputError(_other_rows(call, kept, *self.first))
+        self._check_target(call, equations)
+        return equations
+
+    def _check_target(self, call: str, equations: Equations) -> None:
         square = target_square(equations)
         if abs(square - self.target) > SAME * max(square, self.target):
             raise InputError(
                 f"{call} returned equations with another target, of norm {math.sqrt(square):.6g} "
-                f"and not {math.sqrt(self.target):.6g}: their residuals cannot be compared. Compute "
-                "the target once, before write, and write equations from it: "
+                f"and not {math.sqrt(self.target):.6g}: their residuals cannot be compared. "
+                "Compute the target once, before write, and write equations from it: "
                 "target = endpoint_target(...), lambda p: target.equations(power(p))."
             )
-        return equations
 
 
 def _other_rows(call: str, kept: tuple, shapes: Mapping[str, float], first: tuple) -> str:
