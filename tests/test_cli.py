@@ -137,6 +137,12 @@ def test_estimate_accepts_every_kind_of_candidate(folder, spec):
     assert result.exit_code == 0, result.output
 
 
+def test_estimate_takes_the_semidefinite_constraint(folder):
+    result = invoke("estimate", "mine:objective", "--with", "symmetric", "--psd")
+    assert result.exit_code == 0, result.output
+    assert "Λ ⪰ 0" in result.output
+
+
 WRONG_OBJECTIVES = {
     "mine": "module:callable",
     "nowhere:x": "No module named 'nowhere'",

@@ -90,6 +90,21 @@ def test_objective_and_optimality_conditions_agree_with_a_conic_solver(seed):
     assert gradient[cones[-1].stop :].abs().sum() <= 1e-12 * scale
 
 
+@pytest.mark.parametrize("seed", [3, 9])
+def test_few_equations_of_a_high_condition_number(seed):
+    """Singular values from 1 to 1e-6, and a long Λ, on the way to which the conditions worsen."""
+    design, target, orders = draw(seed, 4, 9), draw(seed + 50, 4), [3, 2]
+    u, s, vh = torch.linalg.svd(design, full_matrices=False)
+    design = u * torch.logspace(0, -6, len(s), dtype=torch.float64) @ vh
+    strengths = solve_semidefinite(System(design), target[:, None], cones_of(orders))[:, 0]
+    ours = float((design @ strengths - target).square().sum())
+    theirs = float((design @ conic_solution(design, target, orders) - target).square().sum())
+    assert ours <= theirs + 1e-7
+    for cone in cones_of(orders):
+        matrix = quadratic_matrix(strengths[cone], "symmetric")
+        assert torch.linalg.eigvalsh(matrix)[0] >= -1e-13 * matrix.norm()
+
+
 def test_random_systems_include_deficient_ones_and_bound_ones():
     systems = [conic_system(seed) for seed in range(24)]
     deficient = [System(design).rank < design.shape[1] for design, _, _ in systems]

@@ -41,29 +41,68 @@ def test_the_exponent_of_a_power_is_exact_at_an_exact_optimum(p):
     assert found.problems == found.fit.problems == ()
 
 
-@pytest.mark.slow
-def test_the_exponent_is_found_where_training_ended():
-    """An exact optimum of a network in two layers, of which the gradient is 1e-9."""
-    torch.manual_seed(0)
+def trained(penalty, strength=0.003):
+    """The target of a tanh network at an exact optimum, by Newton's method after L-BFGS."""
     X = draw(5, 40, 3)
+    y = torch.sin(X @ draw(6, 3, 1)) + 0.3 * X.prod(1, keepdim=True).tanh()
+    torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1)).double()
-    y, parameters = X.prod(1, keepdim=True).tanh(), list(model.parameters())
-    optimizer = torch.optim.LBFGS(
-        parameters, max_iter=4000, history_size=60, tolerance_grad=1e-12, tolerance_change=1e-16,
-        line_search_fn="strong_wolfe",
-    )  # fmt: skip
+    parameters = list(model.parameters())
+    optimizer = torch.optim.LBFGS(parameters, max_iter=250, line_search_fn="strong_wolfe")
+
+    def objective(theta):
+        pieces = theta.split([p.numel() for p in parameters])
+        named = zip(dict(model.named_parameters()), pieces, parameters, strict=True)
+        params = {name: piece.view_as(p) for name, piece, p in named}
+        output = torch.func.functional_call(model, params, (X,))
+        return F.mse_loss(output, y) + strength * penalty(params)
 
     def closure():
         optimizer.zero_grad()
-        penalty = sum((p.square() + 1e-30).pow(0.75).sum() for p in parameters)
-        value = F.mse_loss(model(X), y) + 0.002 * penalty
+        value = objective(nn.utils.parameters_to_vector(parameters))
         value.backward()
         return value
 
     optimizer.step(closure)
-    target = tacit.endpoint_target(tacit.Objective(model, F.mse_loss, (X, y)))
-    found = tacit.fit_shapes(lambda p: target.equations(power(p)), {"p": (1.1, 3.0)})
-    assert found.shapes["p"] == pytest.approx(1.5, abs=1e-5)
+    theta = nn.utils.parameters_to_vector(parameters).detach()
+    for _ in range(4):
+        gradient = torch.func.grad(objective)(theta)
+        theta = theta - torch.linalg.solve(
+            torch.autograd.functional.hessian(objective, theta), gradient
+        )
+    assert torch.func.grad(objective)(theta).norm() < 1e-13
+    nn.utils.vector_to_parameters(theta, parameters)
+    return tacit.endpoint_target(tacit.Objective(model, F.mse_loss, (X, y)))
+
+
+def test_the_exponent_of_a_trained_network():
+    target = trained(lambda params: sum(p.abs().pow(1.5).sum() for p in params.values()))
+    found = tacit.fit_shapes(lambda p: target.equations(power(p)), {"p": (0.5, 3.0)})
+    assert found.shapes["p"] == pytest.approx(1.5, abs=1e-6)
+    assert found.problems == found.fit.problems == ()
+
+
+def test_the_width_of_a_smoothed_lasso_of_a_trained_network():
+    def huber(params):
+        return sum(F.huber_loss(p, 0 * p, delta=0.2, reduction="sum") for p in params.values())
+
+    target = trained(huber, strength=0.02)
+    found = tacit.fit_shapes(lambda b: target.equations(tacit.smooth_l1(b)), {"b": (0.001, 3.0)})
+    assert found.shapes["b"] == pytest.approx(0.2, rel=1e-6)
+    assert found.problems == ()
+
+
+def test_the_schatten_exponent_of_a_trained_network():
+    def penalty(params):
+        return (
+            torch.linalg.svdvals(params["0.weight"]).pow(1.3).sum()
+            + params["2.weight"].norm() ** 1.3
+        )
+
+    target = trained(penalty)
+    found = tacit.fit_shapes(lambda p: target.equations(schatten(p)), {"p": (0.3, 1.9)})
+    assert found.shapes["p"] == pytest.approx(1.3, abs=1e-6)
+    assert found.problems == ()
 
 
 def test_the_width_of_a_smoothed_lasso_beside_a_ridge():
@@ -81,6 +120,16 @@ def test_the_exponent_of_a_schatten_penalty():
     target = target_of(WEIGHTS, 0.01 * 0.7 * (u * s**-0.3) @ vh)
     found = tacit.fit_shapes(lambda p: target.equations(schatten(p)), {"p": (0.3, 1.9)})
     assert found.shapes["p"] == pytest.approx(0.7, abs=1e-6)
+
+
+def test_a_convex_spline_beside_a_shape_stays_convex():
+    """Strengths of the search are under the same bounds as those of the fit."""
+    target = target_of(WEIGHTS, 0.01 * power_gradient(WEIGHTS, 1.3) - 0.002 * WEIGHTS)
+    spline = tacit.regularizers.spline(knots=[-3.0, 0.0, 3.0], convex=True)
+    found = tacit.fit_shapes(lambda p: target.equations([power(p), spline]), {"p": (1.1, 3.0)})
+    ratios = dict(found.profiles["p"])
+    assert ratios[found.shapes["p"]] == pytest.approx(found.fit.residual_ratio, rel=1e-6)
+    assert min(ratios.values()) == ratios[found.shapes["p"]]
 
 
 def system(columns, target):
@@ -118,11 +167,11 @@ def noisy(seed, sources, noise=0.3, p=1.5):
 def test_intervals_of_endpoints_cover_the_truth():
     """On seeds that nothing was tuned on; 150 trials in each of six cases gave 91 to 98 %."""
     covered = 0
-    for seed in range(9000, 9025):
+    for seed in range(9000, 9014):
         found = tacit.fit_shapes(noisy(seed, 8), {"p": (1.05, 2.5)})
         low, high = found.intervals()["training"]["p"]
         covered += low <= 1.5 <= high
-    assert covered >= 21
+    assert covered >= 11
 
 
 def test_error_bars_are_those_of_refits_without_a_source():
@@ -172,7 +221,7 @@ def test_a_flat_profile_is_reported():
     found = tacit.fit_shapes(lambda p: target.equations(power(p)), {"p": (0.5, 3.0)})
     assert any("flat" in problem.message for problem in found.problems)
     below = target_of(WEIGHTS, 0.01 * WEIGHTS)  # a ridge: any width above all weights
-    found = tacit.fit_shapes(lambda b: below.equations(tacit.smooth_l1(b)), {"b": (0.01, 1e3)})
+    found = tacit.fit_shapes(lambda b: below.equations(tacit.smooth_l1(b)), {"b": (1.0, 1e3)})
     assert any("flat" in problem.message for problem in found.problems)
 
 
@@ -212,7 +261,14 @@ def failing(p):
     raise ValueError("no such p")
 
 
+def another_target(p):
+    return target_of(WEIGHTS, p * power_gradient(WEIGHTS, 1.5)).equations(power(p))
+
+
 CASES = {
+    "a target that depends on the shape": (
+        lambda: tacit.fit_shapes(another_target, {"p": (0.5, 3.0)}),
+        ["write(p=0.5625)", "another target"], "Compute the target once"),
     "rows that leave at some shapes": (zero_rows(), ["p=0.5", "33", "36"], "same equations"),
     "an error in write": (
         lambda: tacit.fit_shapes(failing, {"p": (0.5, 3.0)}), ["write(p=0.5)"], "no such p"),

@@ -22,6 +22,7 @@ from tacit.fitting.module_gradients import (
     flatten,
     gradient_of,
     prepare,
+    stack_endpoints,
 )
 from tacit.fitting.solving import between_groups
 from tacit.fitting.summary import WIDTH, jsonable
@@ -38,7 +39,7 @@ MEMORISED times what it leaves of the others."""
 RESTARTS, ROUNDS, ITERATIONS, HISTORY = 2, 8, 100, 30
 """L-BFGS runs at most so often, each for so many rounds of so many iterations, and remembers so
 many of them."""
-PROGRESS = 0.03
+PROGRESS = 0.15
 """Part by which a round has to lower the loss for another round."""
 GOOD, EXACT = 1e-3, 1e-6
 """Unexplained parts below which there is no further start, and no further round."""
@@ -115,9 +116,9 @@ def fit_regularizer(
 
     The sum is over endpoints, which share φ. The module is called with a dictionary of named
     parameters and returns a scalar, such as Σ_j s_φ(θ_j) of a small network s_φ. A copy of it is
-    fitted in float64 by L-BFGS, one endpoint at a time in memory; yours is not changed. Its scale
-    need not be that of the loss: the copy is multiplied by a constant, so that ∇R_φ starts as long
-    as the target.
+    fitted in float64 by L-BFGS; yours is not changed. Its scale need not be that of the loss: the
+    copy is multiplied by a constant, so that ∇R_φ starts as long as the target. Large endpoints are
+    in memory one at a time; small ones of the same shapes are computed together, by vmap.
 
     Traps: φ is not unique, and neither is R_φ where no weight is. What it explains of endpoints
     that were held out is the evidence, not what it explains of those it was fitted to. A network
@@ -142,7 +143,8 @@ def fit_regularizer(
     # The module may be called where gradients are off, and may have attention in it.
     with torch.inference_mode(mode=False), torch.enable_grad(), derivatives.math_attention():
         scaled, learned = prepare(module, fitted)
-        converged = _minimise(scaled, learned, fitted, starts, seed)
+        together = stack_endpoints(scaled, fitted)
+        converged = _minimise(scaled, learned, together, starts, seed)
         squares = [_squares(scaled, endpoint) for endpoint in endpoints]
     inside = [s for place, s in enumerate(squares) if place not in places]
     held = {place: _explained([squares[place]]) for place in places}

@@ -16,6 +16,8 @@ from tacit.objective.params import Params, Scope, select, shorten, to_float64
 DIRECTIONS, STEPS = 3, (1e-4, 1e-5)
 """Directions and relative steps of the finite differences that a module's derivative is compared
 with."""
+TOGETHER = 1_000_000
+"""Most parameters of endpoints whose gradients are computed at the same time."""
 
 
 class ScaledModule(nn.Module):
@@ -48,6 +50,8 @@ class Endpoint(NamedTuple):
     """The mean over the groups, as one vector."""
     names: tuple[str, ...]
     """The parameters whose equations are used."""
+    stacked: bool = False
+    """Whether the parameters are those of several endpoints, along their first dimension."""
 
     @property
     def rows(self) -> int:
@@ -126,6 +130,43 @@ def prepare(
     return scaled, learned
 
 
+def stack_endpoints(module: ScaledModule, endpoints: list[Endpoint]) -> list[Endpoint]:
+    """The same equations in fewer endpoints: those of the same shapes are stacked.
+
+    One call of the module by vmap then has the gradients of many. Where vmap fails, as at branches
+    that depend on parameters, or where gradients would differ, endpoints stay as they are.
+    """
+    alike: dict[Any, list[Endpoint]] = {}
+    for endpoint in endpoints:
+        shapes = tuple((n, p.shape) for n, p in endpoint.params.items())
+        alike.setdefault((shapes, endpoint.names), []).append(endpoint)
+    result = []
+    for group in alike.values():
+        size = max(1, TOGETHER // sum(p.numel() for p in group[0].params.values()))
+        for start in range(0, len(group), size):
+            result += _stack(module, group[start : start + size])
+    return result
+
+
+def _stack(module: ScaledModule, endpoints: list[Endpoint]) -> list[Endpoint]:
+    """One endpoint for several of the same shapes, if the module has the same gradients there."""
+    first = endpoints[0]
+    sizes = [first.params[n].numel() for n in first.names]
+
+    def by_name(vectors: list[Tensor]) -> Tensor:
+        return torch.cat([part.flatten() for part in torch.stack(vectors).split(sizes, dim=1)])
+
+    params = {n: torch.stack([e.params[n] for e in endpoints]) for n in first.params}
+    whole = Endpoint(params, [], by_name([e.mean for e in endpoints]), first.names, stacked=True)
+    try:
+        found = gradient_of(module, whole).detach()
+    except Exception:  # whatever it is, the module works one endpoint at a time
+        return endpoints
+    single = by_name([gradient_of(module, e).detach() for e in endpoints])
+    same = float((found - single).norm()) <= 1e-9 * float(single.norm())
+    return [whole] if same and len(endpoints) > 1 else endpoints
+
+
 def _check_dependence(gradient: Tensor, learned: Sequence[Tensor]) -> None:
     """Refuse a module whose gradient does not depend on what is to be learned."""
     derivative: Sequence[Tensor | None] = []
@@ -191,7 +232,7 @@ def _differentiate(total: Tensor, learned: Sequence[Tensor]) -> tuple[Tensor | N
 def gradient_of(module: nn.Module, endpoint: Endpoint) -> Tensor:
     """∇R_φ at an endpoint as a function of φ, in the rows that are used, as one vector."""
     leaves = {n: p.detach().requires_grad_() for n, p in endpoint.params.items()}
-    penalty = module(leaves)
+    penalty = torch.vmap(module)(leaves).sum() if endpoint.stacked else module(leaves)
     if not penalty.requires_grad:
         raise InputError(
             "the module's value does not depend on the parameters it is called with: compute it "

@@ -28,8 +28,9 @@ RIDGES = (1e-9, 1e-11, 1e-13, 1e-14, 1e-15, 1e-16)
 before. The first solution is of nearly least norm, the others remove its bias."""
 UNBIASED = 1e-11
 """Violation of the conditions, without that distance, at which there is no further round."""
-ITERATIONS, STALLED = 100, 6
-"""Most iterations, and most without progress."""
+ITERATIONS, STALLED, PATIENCE = 100, 6, 30
+"""Most iterations, and most without progress: few where only rounding is left, more before, because
+the violation can rise on the way to a long Λ."""
 
 
 def cones_of(equations: Equations) -> list[slice]:
@@ -218,7 +219,7 @@ def _interior_point(by_cone: Sequence[Tensor], target: Tensor) -> list[Tensor]:
         if violation < smallest:
             best, smallest, since = scalings, violation, 0
         since += 1
-        if violation <= CONVERGED or since > STALLED:
+        if violation <= CONVERGED or since > (STALLED if smallest <= UNBIASED else PATIENCE):
             break
         factors = torch.linalg.qr(torch.cat([rows, torch.eye(len(x), dtype=torch.float64)]))
         uncentred = [-torch.diag(z.values) for z in scalings]

@@ -17,12 +17,13 @@ STEP = 1e-3
 
 
 def square_residual(equations: Equations, group: int | None = None) -> float:
-    """‖target − design·λ̂‖² of exact strengths, of one group of draws or of the mean target."""
+    """‖target − design·λ̂‖² of the strengths of `fit`, of one group of draws or of the mean."""
     factor, count = equations.factor(), len(equations.names)
     targets = factor[:, count:]
-    target = targets.mean(1) if group is None else targets[:, group]
+    target = targets.mean(1, keepdim=True) if group is None else targets[:, group, None]
     system = System(factor[:, :count])
-    return float((target - system.design @ system.solve(target[:, None])[:, 0]).square().sum())
+    strengths = system.solve_bounded(target, equations.bounded())
+    return float((target - system.design @ strengths).square().sum())
 
 
 def target_square(equations: Equations) -> float:

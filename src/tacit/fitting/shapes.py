@@ -39,6 +39,8 @@ APART = 0.02
 """Minima closer than this part of the range are the same."""
 FLAT, WIDE = 0.25, 0.5
 """A shape is flat if a plateau is wider than FLAT of its range, or its 95 % interval than WIDE."""
+SAME = 1e-3
+"""Part by which squared targets may differ: rounding, where they are computed again."""
 AT_BOUND = 1e-4
 """Part of the range within which an optimum counts as at the bound."""
 
@@ -102,8 +104,9 @@ def fit_shapes(write: Write, bounds: Mapping[str, tuple[float, float]]) -> Shape
     91 to 98 % of the time. One endpoint of one layer has none.
 
     Traps: the error bars of `ShapeFit.fit` take the shapes as known. The residual is compared over
-    the same equations only: a family that leaves out rows at some shapes (`power` at p ≤ 1, where
-    weights are zero) is refused, unless `write` leaves out the same rows everywhere (zero_width=).
+    the same equations only. Refused are a target that differs between shapes, and a family that
+    leaves out rows at some of them (`power` at p ≤ 1, where weights are zero), unless `write`
+    leaves out the same rows everywhere (zero_width=).
 
     Args:
         write: called with one keyword per shape; returns equations, best from a stored target.
@@ -189,6 +192,7 @@ class _Residuals:
         self.squares: dict[Point, float] = {}
         self.evaluations = 0
         self.first: tuple[dict[str, float], tuple] | None = None
+        self.target = 0.0
 
     def value(self, k: int, u: float) -> float:
         """The value of a shape from its place between the bounds."""
@@ -240,9 +244,21 @@ class _Residuals:
             self.first = shapes, kept
             if not equations.rows:
                 raise InputError(f"{call} has no equations: every row was left out at a kink.")
+            self.target = target_square(equations)
         if kept != self.first[1]:
             raise InputError(_other_rows(call, kept, *self.first))
+        self._check_target(call, equations)
         return equations
+
+    def _check_target(self, call: str, equations: Equations) -> None:
+        square = target_square(equations)
+        if abs(square - self.target) > SAME * max(square, self.target):
+            raise InputError(
+                f"{call} returned equations with another target, of norm {math.sqrt(square):.6g} "
+                f"and not {math.sqrt(self.target):.6g}: their residuals cannot be compared. "
+                "Compute the target once, before write, and write equations from it: "
+                "target = endpoint_target(...), lambda p: target.equations(power(p))."
+            )
 
 
 def _other_rows(call: str, kept: tuple, shapes: Mapping[str, float], first: tuple) -> str:
