@@ -52,7 +52,7 @@ def measure(*, quick: bool) -> list[Row]:
     # At width 128 elementwise operations dominate matrix products, and a derivative of a backward
     # pass has more of them than a forward pass.
     for width, count, batch in ((128, 1024, 64), (512, 256, 32)):
-        size = count // 8 if quick else count
+        size = 16 if quick else count
         generator = torch.Generator().manual_seed(0)
         tokens = torch.randint(VOCABULARY, (size, TOKENS), generator=generator)
         data = tokens, torch.randint(10, (size,), generator=generator)
@@ -79,7 +79,8 @@ def _compare(
     for _ in range(1 if quick else 7):
         forward_times.append(seconds(lambda: forward_pass(model, data, batch)))
         score_times.append(seconds(lambda: score_examples(fit)))
-    few = (data[0][:GRADIENT_EXAMPLES], data[1][:GRADIENT_EXAMPLES])
+    count = 4 if quick else GRADIENT_EXAMPLES
+    few = (data[0][:count], data[1][:count])
     per_example_gradients(model, few)  # warm-up of torch.func
     gradient_time = seconds(lambda: per_example_gradients(model, few))
     gradient_time *= len(data[0]) / len(few[0])

@@ -5,7 +5,7 @@ from functools import partial
 import torch
 from scipy.linalg import hadamard
 from torch import Tensor, nn
-from torch.func import functional_call, grad, hessian, vmap
+from torch.func import functional_call, grad, jacrev, vmap
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from tacit import (
@@ -255,4 +255,4 @@ def hessian_at(objective: Objective, params: Params) -> Tensor:
         point = {n: part.view_as(params[n]) for n, part in zip(params, parts, strict=True)}
         return loss_at(objective.model, point, *objective.data)
 
-    return hessian(loss)(torch.cat([p.flatten() for p in params.values()]))
+    return jacrev(grad(loss))(torch.cat([p.flatten() for p in params.values()]))
