@@ -34,6 +34,7 @@ TINY = replace(
     elastic_net.QUICK,
     strengths=(0.1, 1.0),
     seeds=2,
+    optimizers=("sgd", "adam"),
     width=20,
     examples=300,
     train=256,

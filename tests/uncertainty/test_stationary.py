@@ -128,7 +128,7 @@ def test_a_few_directions_are_enough(monkeypatch, rate):
 
 @pytest.mark.slow
 def test_intervals_cover_the_ridge_strength_of_regressions_by_sgd():
-    chains, size, batch_size, rate, ridge = 400, 5, 4, 0.02, 0.3
+    chains, size, batch_size, rate, ridge = 200, 5, 4, 0.02, 0.3
     generator = torch.Generator().manual_seed(3)
     X = torch.randn(400, size, generator=generator).double() * torch.linspace(0.5, 2, size).double()
     y = X @ torch.randn(size, generator=generator).double()
@@ -151,7 +151,7 @@ def test_intervals_cover_the_ridge_strength_of_regressions_by_sgd():
 
     fit, bars = fit_at(minimum)
     assert fit.strengths["l2"] == pytest.approx(ridge)
-    # The standard deviation of 400 estimates is itself known to 1/√800.
+    # The standard deviation of 200 estimates is itself known to 1/√400.
     assert float(estimates.std()) == pytest.approx(bars.standard_errors["l2"], rel=0.12)
     covered = 0
     for estimate, point in zip(estimates, theta, strict=True):
@@ -164,7 +164,7 @@ def test_intervals_cover_the_ridge_strength_of_regressions_by_sgd():
 
 @pytest.mark.slow
 def test_intervals_cover_the_strengths_of_networks_by_sgd_with_momentum():
-    chains, batch_size, rate, momentum = 220, 10, 0.005, 0.5
+    chains, batch_size, rate, momentum = 120, 10, 0.005, 0.5
     model, strengths = tanh_mlp(4, sizes=(3, 5, 1)), (0.02, 0.01)
     X, y = random_data(4, count=600, inputs=3)
     y = torch.tanh(y) + 0.2 * torch.randn(y.shape, generator=torch.Generator().manual_seed(5))
