@@ -232,7 +232,7 @@ def test_mirrored_draws_have_a_tenth_of_the_error_for_small_noise():
                         [tacit.l2()],
                     )
                 ).strengths["l2"]
-                for seed in range(40)
+                for seed in range(20)
             ]
             deviations.append(float(torch.tensor(strengths).std()))
         ratios[name] = deviations[1] / deviations[0]

@@ -122,7 +122,7 @@ def test_auto_chooses_cuda_then_mps_then_cpu(monkeypatch, cuda, mps, chosen, not
             commands.choose_device("cuda")
 
 
-MANY_SHORT_UNITS = "bootstrap"
+MANY_SHORT_UNITS = "trajectory-deviations"
 """An experiment of forty short units, which can be interrupted between any two."""
 
 

@@ -165,8 +165,7 @@ def test_a_diagonal_from_one_endpoint_retrains_and_is_often_no_penalty():
 
 
 def test_the_scalar_is_the_rayleigh_quotient_and_falls_below_the_trace():
-    scalar = rows_of(PAPER, "trace").set_index("t")
-    assert list(scalar.index) == [1, 2, 5, 10, 20, 50, 100, 150, 200, 300, 500, 1000]
+    scalar = rows_of(replace(PAPER, checkpoints=(100, 500, 1000)), "trace").set_index("t")
     assert (scalar.value / scalar.rayleigh - 1).abs().max() <= 1e-9
     ratio = (scalar.value / scalar["trace"])[[100, 500, 1000]]
     assert ratio.tolist() == pytest.approx([0.98, 0.895, 0.81], abs=0.005)
@@ -201,8 +200,8 @@ def test_the_figure_is_drawn_only_from_stored_rows(quick, tmp_path):
     assert [title[0] for title in titles if title[1:3] == "  "] == list("ABBCDE")
 
 
-def test_presets_differ_only_in_pools_data_sets_and_endpoints():
+def test_presets_differ_only_in_sizes():
     quick, paper = experiment.QUICK, experiment.PAPER
-    sizes = {"pools": paper.pools, "datasets": paper.datasets, "endpoints": paper.endpoints}
-    assert replace(quick, **sizes) == paper
+    sizes = ("pools", "datasets", "endpoints", "checkpoints")
+    assert replace(quick, **{name: getattr(paper, name) for name in sizes}) == paper
     assert set(quick.endpoints) >= {1, 9, 10, 100}

@@ -18,7 +18,8 @@ from support.pages import PAGES, ROOT, commands
 from typer.testing import CliRunner
 
 from tacit.cli import build_app
-from tacit_paper import EXPERIMENTS
+from tacit_paper import EXPERIMENTS, store
+from tacit_paper.bootstrap.checks import crossovers, select
 from tacit_paper.commands import add_commands
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -65,7 +66,7 @@ def browse(page, folder, *options):
         [
             CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run",
             "--disable-background-networking", "--disable-component-update", "--disable-sync",
-            "--hide-scrollbars", "--enable-logging=stderr", "--virtual-time-budget=5000",
+            "--hide-scrollbars", "--enable-logging=stderr", "--virtual-time-budget=20000",
             f"--user-data-dir={folder / 'profile'}", *options, page.as_uri(),
         ],
         capture_output=True, text=True, check=True, timeout=120, cwd=folder,
@@ -81,8 +82,9 @@ def test_a_browser_shows_every_figure_in_narrow_and_wide_windows(page, tmp_path,
     frame = tmp_path / "frame.html"
     frame.write_text(
         f'<iframe id="f" width="{width}" height="5000" srcdoc="{html.escape(probed.read_text())}">'
-        "</iframe><script>setTimeout(() => { document.body.dataset.measured = "
-        'document.getElementById("f").contentDocument.body.dataset.measured; }, 2500);</script>'
+        '</iframe><script>setInterval(() => { const page = document.getElementById("f").'
+        "contentDocument.body; if (page.dataset.measured) document.body.dataset.measured = "
+        "page.dataset.measured; }, 200);</script>"
     )
     browser = browse(frame, tmp_path, "--dump-dom", "--window-size=1400,900")
     assert "CONSOLE" not in browser.stderr, browser.stderr
@@ -123,6 +125,30 @@ def test_the_page_refers_to_no_other_file(page):
     assert text.count("data:image/svg+xml;base64,") == len(EXPERIMENTS)
     for word in ("expected", "holds", "config_hash", "Settings", "as published"):
         assert word in text
+
+
+@pytest.fixture
+def bootstrap_rows(reproduced):
+    return store.read_result(reproduced / "results" / "quick" / "bootstrap").rows
+
+
+def test_the_pairs_bootstrap_has_its_published_errors(bootstrap_rows):
+    by_noise = select(bootstrap_rows, "F", "pairs").groupby("sigma").relative.mean()
+    assert by_noise[10] == pytest.approx(0.62, abs=0.1)
+    assert by_noise.is_monotonic_decreasing
+    assert 5 < crossovers(bootstrap_rows)[0] < 7.5
+    pools = select(bootstrap_rows, "E", "pairs").groupby("m").relative
+    assert pools.median()[100] == pytest.approx(0.62, abs=0.1)
+    assert pools.median().idxmax() in range(8, 13)
+    assert pools.median().max() > 3  # far above the baseline of 1
+
+
+def test_the_residual_bootstrap_is_exact_once_determined(bootstrap_rows):
+    residual = select(bootstrap_rows, "E", "residual")
+    assert residual[residual.m >= 11].relative.max() <= 1e-9
+    assert residual[residual.m == 9].relative.min() > 0.2
+    assert select(bootstrap_rows, "F", "residual").relative.max() <= 1e-9
+    assert set(residual[residual.m >= 10]["rank"]) == {55}
 
 
 DOCUMENTED = [page for page in PAGES if list(commands(page))]

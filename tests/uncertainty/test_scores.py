@@ -101,7 +101,7 @@ def test_intervals_cover_the_strength_of_the_population():
     model, (X, y) = tanh_mlp(5), random_data(5, count=2000)
     population = Objective(model, F.mse_loss, (X, y))
     truth = strengths_of(fit_endpoint(population, three_regularizers()))
-    covered, count = torch.zeros(3), 120
+    covered, count = torch.zeros(3), 60
     for seed in range(count):
         sample = torch.randperm(2000, generator=torch.Generator().manual_seed(seed))[:100]
         part = Objective(model, F.mse_loss, (X[sample], y[sample]))

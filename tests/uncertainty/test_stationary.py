@@ -164,7 +164,7 @@ def test_intervals_cover_the_ridge_strength_of_regressions_by_sgd():
 
 @pytest.mark.slow
 def test_intervals_cover_the_strengths_of_networks_by_sgd_with_momentum():
-    chains, batch_size, rate, momentum = 120, 10, 0.005, 0.5
+    chains, batch_size, rate, momentum = 80, 10, 0.005, 0.5
     model, strengths = tanh_mlp(4, sizes=(3, 5, 1)), (0.02, 0.01)
     X, y = random_data(4, count=600, inputs=3)
     y = torch.tanh(y) + 0.2 * torch.randn(y.shape, generator=torch.Generator().manual_seed(5))

@@ -58,5 +58,5 @@ QUICK = Config(
     fit_epochs=300,
     shuffles=1,
     retrained=(3, 32),
-    retrained_rates=(0.05, 0.1),
+    retrained_rates=(0.1,),
 )

@@ -34,4 +34,9 @@ class Config:
 
 
 PAPER = Config()
-QUICK = Config(pools=4, datasets=100, endpoints=(1, 2, 4, 6, 8, 9, 10, 11, 20, 50, 100))
+QUICK = Config(
+    pools=4,
+    datasets=100,
+    endpoints=(1, 2, 4, 6, 8, 9, 10, 11, 20, 50, 100),
+    checkpoints=(1, 10, 100, 500, 1000),
+)

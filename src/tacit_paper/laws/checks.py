@@ -96,8 +96,7 @@ def check(rows: Table) -> list[Check]:
 def markdown_table(rows: Table, section: str) -> str:
     """The table of a section for the documentation."""
     lines = ["| technique | adds | source | estimate / theory | order |", "| --- " * 5 + "|"]
-    table = law_table(rows)
-    for row in table[table.section == section].itertuples():
+    for row in law_table(rows[rows.section == section]).itertuples():
         ratio = f"{row.ratio:.4f}" + (f" ± {row.high - row.ratio:.3f}" if row.drawn else "")
         order = f"{row.slope:.2f} ({row.order:g})" if row.order else ""
         cells = (row.technique, row.term, row.source, ratio, order)
