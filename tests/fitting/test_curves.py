@@ -260,8 +260,14 @@ def test_retraining_uses_the_knots_of_the_fit(ridge_network):
 def test_a_plot_shows_the_curve_its_band_and_the_weights(ridge_network, tmp_path):
     fit = tacit.fit(tacit.endpoint_equations(ridge_network, spline(6, even=True)))
     fit = fit.with_error_bars(tacit.score_examples(fit).error_bars())
-    for curve in (fit.curve(), replace(fit.curve(), counts=())):
+    for curve, panels in ((fit.curve(), 4), (replace(fit.curve(), counts=()), 2)):
         figure = curve.plot()
+        assert [axes.get_ylabel() for axes in figure.get_axes()[:2]] == ["s", "s′"]
+        assert len(figure.get_axes()) == panels
+        lines = [axes.get_lines()[-1].get_ydata() for axes in figure.get_axes()[:2]]
+        sides = [i for i, x in enumerate(curve.grid) if x >= 0]
+        assert list(lines[0]) == [curve.s[i] for i in sides]
+        assert list(lines[1]) == [curve.derivative[i] for i in sides]
         figure.savefig(tmp_path / "curve.png")
         assert (tmp_path / "curve.png").stat().st_size > 5_000
     with pytest.raises(InputError, match="kind is 'steps'"):

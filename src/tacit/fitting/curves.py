@@ -60,35 +60,44 @@ class Curve:
         return jsonable(asdict(self))
 
     def plot(self, kind: str | None = None) -> "Figure":
-        """s′ with its band, above where the weights are, as a matplotlib Figure.
+        """Draw s and s′ with their bands, above where the weights are, as a matplotlib Figure.
 
         Args:
-            kind: the error bars of the band; by default those that come first in `KINDS`, without
-                `layers`, whose disagreement is not a precision. "" for no band.
+            kind: the error bars of the bands; by default those that come first in `KINDS`, without
+                `layers`, whose disagreement is not a precision. "" for no bands.
         """
         from matplotlib.figure import Figure
 
-        bands = {k: self.derivative_intervals[k] for k in KINDS if k in self.derivative_intervals}
-        chosen = next((k for k in bands if k != "layers"), "") if kind is None else kind
-        if chosen and chosen not in bands:
-            raise InputError(f"kind is {kind!r}: this curve has {', '.join(bands) or 'no bands'}.")
-        figure = Figure(figsize=(5.2, 3.6), layout="constrained")
-        if self.counts:
-            axes, below = figure.subplots(2, 1, sharex=True, height_ratios=(4, 1))
-            self._draw_counts(below)
-        else:
-            axes = below = figure.subplots()
+        kinds = [k for k in KINDS if k in self.derivative_intervals]
+        chosen = next((k for k in kinds if k != "layers"), "") if kind is None else kind
+        if chosen and chosen not in kinds:
+            raise InputError(f"kind is {kind!r}: this curve has {', '.join(kinds) or 'no bands'}.")
+        figure = Figure(figsize=(7.2, 3.4), layout="constrained")
+        heights = (4, 1) if self.counts else (1,)
+        panels: Any = figure.subplots(
+            len(heights), 2, sharex=True, squeeze=False, height_ratios=heights
+        )
+        drawn = (self.s, self.s_intervals), (self.derivative, self.derivative_intervals)
+        for column, (label, (values, bands)) in enumerate(zip(("s", "s′"), drawn, strict=True)):
+            self._draw_values(panels[0, column], values, bands.get(chosen))
+            panels[0, column].set_ylabel(label)
+            if self.counts:
+                self._draw_counts(panels[1, column])
+            where = "weight" if self.of == "weights" else "singular value"
+            panels[-1, column].set_xlabel(where)
+        title = f"{self.name}{f', 95 % for {KINDS[chosen]}' if chosen else ''}"
+        figure.suptitle(title, size=10)
+        return figure
+
+    def _draw_values(self, axes: Any, values: Sequence[float], band: Band | None) -> None:
+        """A line over the grid, with its band."""
         axes.axhline(0, color="black", lw=0.6)
         for part in self._sides():
-            x, y = ([values[i] for i in part] for values in (self.grid, self.derivative))
-            if chosen:
-                low, high = zip(*(bands[chosen][i] for i in part), strict=True)
+            x, y = ([numbers[i] for i in part] for numbers in (self.grid, values))
+            if band is not None:
+                low, high = zip(*(band[i] for i in part), strict=True)
                 axes.fill_between(x, low, high, color=BLUE, alpha=0.25, lw=0)
             axes.plot(x, y, color=BLUE, lw=1.6)
-        axes.set_ylabel("s′")
-        axes.set_title(f"{self.name}{f', 95 % for {KINDS[chosen]}' if chosen else ''}", size=10)
-        below.set_xlabel("weight" if self.of == "weights" else "singular value")
-        return figure
 
     def _sides(self) -> list[list[int]]:
         """The points of the grid, cut at zero for an even shape, which may jump there."""
