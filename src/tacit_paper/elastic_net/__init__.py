@@ -17,11 +17,11 @@ published fit (Adam on log λ), where it stops, from the exact solution of the s
 
 As published: sizes, data, step size, batches, patience and the settings of the published fit.
 Different: the text trains with SGD and the authors' code with Adam; the figure shows SGD, and the
-rows contain both. Early stopping monitors the sum of loss and penalty, because the published curves
-require it. Polished rows: minimising the same objective further by L-BFGS from the last weights
-gives both strengths to five digits in the median of every cell, so the remaining error is that of
-unfinished training. Retrained rows: training again from the same initial weights and through the
-same batches, with the true, the estimated and no penalty.
+rows of the paper preset have both. Early stopping monitors the sum of loss and penalty, because the
+published curves require it. Polished rows: minimising the same objective further by L-BFGS from the
+last weights gives both strengths to five digits in the median of every cell, so the remaining error
+is that of unfinished training. Retrained rows: training again from the same initial weights and
+through the same batches, with the true, the estimated and no penalty.
 """
 
 from functools import partial
