@@ -35,9 +35,9 @@ def trained_network() -> tuple[nn.Module, tuple[torch.Tensor, torch.Tensor]]:
     """The network at its optimum, and the data it was trained on."""
     torch.set_num_threads(1)  # such small matrices are slower with several threads
     torch.manual_seed(0)
-    inputs = torch.randn(200, 5, dtype=torch.float64)
-    targets = (2 * inputs[:, :3]).sin().sum(1, keepdim=True) + 0.1 * torch.randn(200, 1).double()
-    model = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 1)).double()
+    inputs = torch.randn(300, 5, dtype=torch.float64)
+    targets = (2 * inputs[:, :3]).sin().sum(1, keepdim=True) + 0.1 * torch.randn(300, 1).double()
+    model = nn.Sequential(nn.Linear(5, 30), nn.Tanh(), nn.Linear(30, 1)).double()
     print(f"training {sum(p.numel() for p in model.parameters())} weights …", flush=True)
     train(model, inputs, targets)
     return model, (inputs, targets)
