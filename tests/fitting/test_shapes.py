@@ -246,6 +246,9 @@ def test_the_summary_and_the_dictionary_have_everything():
     assert len(plain["profiles"]["p"]) >= 41
     assert "p = 1.5" in str(found)
     assert "power explains" in str(found)
+    shapes, _, strengths = str(found).partition("\n\n")
+    assert shapes.endswith("No problems of the shapes found.")
+    assert strengths == found.fit.summary()
 
 
 def zero_rows(**options):

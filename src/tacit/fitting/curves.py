@@ -245,8 +245,8 @@ def _error_bars_up_to_constant(
     if not shape.convex:
         strengths[columns] -= strengths[columns[0]].clone()
     by_kind = error_bars_from(fit.equations.select_columns(others), strengths[others])
-    names, kept = tuple(fit.strengths), torch.tensor(others)
-    return {kind: bars.widened(names, kept) for kind, bars in by_kind.items()}
+    names, places = tuple(fit.strengths), torch.tensor(others)
+    return {kind: bars.widened(names, places) for kind, bars in by_kind.items()}
 
 
 def _of_fixed_family(

@@ -145,9 +145,9 @@ def error_bars_from(
         strengths: the fitted strengths, in float64.
         nonnegative: whether they were fitted under λ ≥ 0.
     """
-    held = equations.bounded(nonnegative=nonnegative) & (strengths <= 0)
-    if held.any():
-        free = torch.nonzero(~held)[:, 0]
+    at_zero = equations.bounded(nonnegative=nonnegative) & (strengths <= 0)
+    if at_zero.any():
+        free = torch.nonzero(~at_zero)[:, 0]
         if not len(free):
             return {}
         by_kind = error_bars_from(equations.select_columns(free.tolist()), strengths[free])
@@ -294,7 +294,8 @@ def jackknife(
     undetermined = undetermined.any(0)
     covariance = (count - 1) / count * deviations.T @ deviations
     covariance = mark_undetermined(covariance, torch.where(undetermined, math.inf, 1.0))
-    freedoms = _satterthwaite(parts, System(whole[:, :-1])).clamp(1.0, count - 1.0)
+    shares = _shares_in_strengths(parts, System(whole[:, :-1]))
+    freedoms = satterthwaite(shares).clamp(1.0, count - 1.0)
     smallest = float(freedoms[~undetermined].min()) if (~undetermined).any() else 1.0
     return ErrorBars(kind, basis, tuple(names), covariance, smallest, tuple(freedoms.tolist()))
 
@@ -376,13 +377,17 @@ def strengths_by_step(equations: Equations, source: int) -> Tensor | None:
     return strengths if every_step and not undetermined.any() else None
 
 
-def _satterthwaite(parts: Tensor, system: System) -> Tensor:
-    """Satterthwaite's degrees of freedom for every strength, from the clusters' shares in it."""
+def _shares_in_strengths(parts: Tensor, system: System) -> Tensor:
+    """The clusters' shares in what determines each strength."""
     inverse = torch.linalg.pinv(system.unit, rtol=RANK)
     projected = (inverse @ inverse.T) / system.norms[system.nonzero, None]
     shares = torch.ones(len(parts), len(system.norms), dtype=torch.float64)
     shares[:, system.nonzero] = (parts[:, :, system.nonzero] @ projected).square().sum(1)
-    shares /= shares.sum(0)
+    return shares / shares.sum(0)
+
+
+def satterthwaite(shares: Tensor) -> Tensor:
+    """Satterthwaite's degrees of freedom from the clusters' shares, which sum to 1 by column."""
     odds = shares / (1 - shares).clamp(min=1e-12)
     second = odds.square().sum(0)
     return odds.sum(0).square() / (second + second.square() - odds.pow(4).sum(0))

@@ -79,13 +79,13 @@ class RegularizerFit:
 
     def summary(self) -> str:
         """What is explained, and the problems, ready to print."""
-        held = "  ".join(f"{place}: {part:.4f}" for place, part in self.held_out.items())
+        by_endpoint = "  ".join(f"{place}: {part:.4f}" for place, part in self.held_out.items())
         lines = [
             f"tacit: a module of {self.coefficients:,} coefficients, fitted to {self.rows:,} "
             "equations",
             f"explained      {self.explained:.4f}",
             f"on held out    {self.held_out_explained:.4f}" if self.held_out else "none held out",
-            *textwrap.wrap(f"by endpoint    {held}", WIDTH, subsequent_indent=" " * 15),
+            *textwrap.wrap(f"by endpoint    {by_endpoint}", WIDTH, subsequent_indent=" " * 15),
             f"matching loss  {self.matching_loss:.4g}",
         ]
         for number, problem in enumerate(self.problems, 1):
@@ -147,12 +147,12 @@ def fit_regularizer(
         converged = _minimise(scaled, learned, together, starts, seed)
         squares = [_squares(scaled, endpoint) for endpoint in endpoints]
     inside = [s for place, s in enumerate(squares) if place not in places]
-    held = {place: _explained([squares[place]]) for place in places}
+    by_place = {place: _explained([squares[place]]) for place in places}
     equations = sum(endpoint.rows for endpoint in fitted)
     result = RegularizerFit(
         module=scaled,
         explained=_explained(inside),
-        held_out=held,
+        held_out=by_place,
         held_out_explained=_explained([squares[p] for p in places]) if places else math.nan,
         matching_loss=sum(max(0.0, s.residual) for s in inside) / equations,
         coefficients=sum(p.numel() for p in learned),

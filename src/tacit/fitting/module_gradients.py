@@ -159,11 +159,11 @@ def _stack(module: ScaledModule, endpoints: list[Endpoint]) -> list[Endpoint]:
     params = {n: torch.stack([e.params[n] for e in endpoints]) for n in first.params}
     whole = Endpoint(params, [], by_name([e.mean for e in endpoints]), first.names, stacked=True)
     try:
-        found = gradient_of(module, whole).detach()
+        together = gradient_of(module, whole).detach()
     except Exception:  # whatever it is, the module works one endpoint at a time
         return endpoints
     single = by_name([gradient_of(module, e).detach() for e in endpoints])
-    same = float((found - single).norm()) <= 1e-9 * float(single.norm())
+    same = float((together - single).norm()) <= 1e-9 * float(single.norm())
     return [whole] if same and len(endpoints) > 1 else endpoints
 
 
@@ -193,9 +193,9 @@ def _check_derivative(module: ScaledModule, learned: Sequence[Tensor], endpoint:
     def loss() -> Tensor:
         return (gradient_of(module, endpoint) - endpoint.mean).square().sum() / whole
 
-    found = _differentiate(loss(), learned)
+    computed = _differentiate(loss(), learned)
     derivative = [
-        torch.zeros_like(p) if d is None else d for d, p in zip(found, origin, strict=True)
+        torch.zeros_like(p) if d is None else d for d, p in zip(computed, origin, strict=True)
     ]
     for _ in range(DIRECTIONS):
         direction = [changed_values(v, generator) - v for v in origin]

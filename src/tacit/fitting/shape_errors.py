@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 
 from tacit.equations.equations import Equations
-from tacit.fitting.error_bars import ErrorBars, ErrorKind
+from tacit.fitting.error_bars import ErrorBars, ErrorKind, satterthwaite
 from tacit.fitting.solving import System
 
 Point = tuple[float, ...]
+"""One number per shape, from 0 at its lower bound to 1 at its upper bound."""
 STEP = 1e-3
 """Distance of the points, as a part of the range, at which residuals are compared."""
 
@@ -27,8 +28,9 @@ def square_residual(equations: Equations, group: int | None = None) -> float:
 
 
 def target_square(equations: Equations) -> float:
-    """‖target‖² of the mean target."""
-    return float(equations.factor()[:, len(equations.names) :].mean(1).square().sum())
+    """‖target‖² of the mean target, without the joint factor of all blocks."""
+    targets = [block.factor[:, len(block.columns) :].mean(1) for block in equations.blocks]
+    return sum(float(target.square().sum()) for target in targets)
 
 
 def shape_error_bars(
@@ -148,10 +150,10 @@ def _jackknife(
     gradient, hessian = _expansion(stencil, square_residual)
     whole, shifts, shares = _shift(gradient, hessian), [], []
     for cluster in clusters:
-        kept = [i for i, label in enumerate(labels) if label != cluster]
+        others = [i for i, label in enumerate(labels) if label != cluster]
 
-        def square(equations: Equations, kept: list[int] = kept) -> float:
-            blocks = tuple(equations.blocks[i] for i in kept)
+        def square(equations: Equations, others: list[int] = others) -> float:
+            blocks = tuple(equations.blocks[i] for i in others)
             return square_residual(replace(equations, blocks=blocks, means=()))
 
         part = _expansion(stencil, square)
@@ -159,22 +161,14 @@ def _jackknife(
         shares.append(1 - part[1].diagonal() / hessian.diagonal())
     deviations = (torch.stack(shifts) - whole) * scale
     covariance = _finite((count - 1) / count * deviations.T @ deviations)
-    freedoms = _satterthwaite(torch.stack(shares)).clamp(1.0, count - 1.0)
+    parts = torch.stack(shares).clamp(0, 1)
+    parts = parts / parts.sum(0).clamp_min(torch.finfo(parts.dtype).tiny)
+    freedoms = torch.nan_to_num(satterthwaite(parts), nan=1.0).clamp(1.0, count - 1.0)
     plural = {"training": "stacked points", "layers": "layers"}[kind]
     smallest = float(freedoms.min())
     return ErrorBars(
         kind, f"{count} {plural}", names, covariance, smallest, tuple(freedoms.tolist())
     )
-
-
-def _satterthwaite(shares: Tensor) -> Tensor:
-    """Degrees of freedom from the clusters' shares in what determines each shape."""
-    shares = shares.clamp(0, 1)
-    shares = shares / shares.sum(0).clamp_min(torch.finfo(shares.dtype).tiny)
-    odds = shares / (1 - shares).clamp_min(1e-12)
-    second = odds.square().sum(0)
-    freedoms = odds.sum(0).square() / (second + second.square() - odds.pow(4).sum(0))
-    return torch.nan_to_num(freedoms, nan=1.0)
 
 
 def _finite(covariance: Tensor) -> Tensor:

@@ -13,12 +13,10 @@ from tacit.equations.equations import Equations
 from tacit.errors import InputError, Problem, ProblemKind, check_number, check_type
 from tacit.fitting.error_bars import KINDS, ErrorBars
 from tacit.fitting.fits import Fit, fit
-from tacit.fitting.shape_errors import shape_error_bars, square_residual, target_square
+from tacit.fitting.shape_errors import Point, shape_error_bars, square_residual, target_square
 from tacit.fitting.summary import WIDTH, jsonable
 
 Write = Callable[..., Equations]
-Point = tuple[float, ...]
-"""One number per shape, from 0 at its lower bound to 1 at its upper bound."""
 
 MOST_SHAPES = 4
 GRID = {1: 41, 2: 9, 3: 6, 4: 4}
@@ -126,7 +124,7 @@ def fit_shapes(write: Write, bounds: Mapping[str, tuple[float, float]]) -> Shape
     residuals = _Residuals(write, _check_bounds(write, bounds))
     names, (minima, profiles) = residuals.names, _minima_and_profiles(residuals)
     best = minima[0].point
-    equations, found = residuals.equations(best), fit(residuals.equations(best))
+    equations = residuals.equations(best)
     bars = {}
     if all(AT_BOUND < u < 1 - AT_BOUND for u in best):
         bars = shape_error_bars(names, residuals.equations, best, residuals.slopes(best))
@@ -139,7 +137,7 @@ def fit_shapes(write: Write, bounds: Mapping[str, tuple[float, float]]) -> Shape
     norm = math.sqrt(target_square(equations)) or 1.0
     return ShapeFit(
         shapes=residuals.shapes(best),
-        fit=found,
+        fit=fit(equations),
         profiles={
             name: tuple((residuals.value(k, u), math.sqrt(f) / norm) for u, f in profiles[name])
             for k, name in enumerate(names)
@@ -239,14 +237,14 @@ class _Residuals:
         needed = "what Target.equations, endpoint_equations or stack returns"
         check_type(f"the result of {call}", equations, Equations, needed)
         rows = [(b.layer, b.source, b.step, b.rows, b.left_out) for b in equations.blocks]
-        kept = rows, equations.targets, len(equations.names)
+        form = rows, equations.targets, len(equations.names)
         if self.first is None:
-            self.first = shapes, kept
+            self.first = shapes, form
             if not equations.rows:
                 raise InputError(f"{call} has no equations: every row was left out at a kink.")
             self.target = target_square(equations)
-        if kept != self.first[1]:
-            raise InputError(_other_rows(call, kept, *self.first))
+        if form != self.first[1]:
+            raise InputError(_other_rows(call, form, *self.first))
         self._check_target(call, equations)
         return equations
 
@@ -261,13 +259,13 @@ class _Residuals:
             )
 
 
-def _other_rows(call: str, kept: tuple, shapes: Mapping[str, float], first: tuple) -> str:
+def _other_rows(call: str, form: tuple, shapes: Mapping[str, float], first: tuple) -> str:
     """Why residuals of equations with other rows or columns cannot be compared."""
     there = ", ".join(f"{name}={value:.6g}" for name, value in shapes.items())
     counts = [
         f"{sum(row[3] for row in rows):,} equations ({sum(row[4] for row in rows):,} rows left out "
         f"at kinks) in {columns} strengths"
-        for rows, _, columns in (kept, first)
+        for rows, _, columns in (form, first)
     ]
     return (
         f"{call} returned {counts[0]}, but {there} gave {counts[1]}: residuals can be compared "
@@ -344,14 +342,14 @@ def _follow_many(
             point[k] = float(u)
         return tuple(point)
 
-    found = minimize(
+    solution = minimize(
         lambda x: residuals(point_of(x)) / scale,
         [start[k] for k in free],
         method="Powell",
         bounds=[(0.0, 1.0)] * len(free),
         options=dict(options),
     )
-    point = min((tuple(start), point_of(found.x)), key=residuals)
+    point = min((tuple(start), point_of(solution.x)), key=residuals)
     return _Minimum(residuals(point), point)
 
 
@@ -468,26 +466,26 @@ def _divided(residuals: _Residuals, best: _Minimum, other: _Minimum) -> bool:
     return max(map(residuals, between)) > PLATEAU * max(best.square, other.square)
 
 
-def _shape_lines(found: ShapeFit) -> list[str]:
+def _shape_lines(shape_fit: ShapeFit) -> list[str]:
     """The shapes, their error bars and problems as text."""
-    lines = [f"tacit: shapes, from {found.evaluations} sets of equations"]
-    intervals = found.intervals()
-    for name, value in found.shapes.items():
-        low, high = found.profiles[name][0], found.profiles[name][-1]
+    lines = [f"tacit: shapes, from {shape_fit.evaluations} sets of equations"]
+    intervals = shape_fit.intervals()
+    for name, value in shape_fit.shapes.items():
+        low, high = shape_fit.profiles[name][0], shape_fit.profiles[name][-1]
         lines.append(f"{name} = {value:.6g}")
         lines += [
             f"  ±{kind} {bars.standard_errors[name]:.3g}, 95 % interval [{a:.6g}, {b:.6g}] from "
             f"{bars.basis}"
-            for kind, bars in found.error_bars.items()
+            for kind, bars in shape_fit.error_bars.items()
             for a, b in [intervals[kind][name]]
         ]
         lines.append(
-            f"  residual ratio {found.fit.residual_ratio:.3g}; {low[1]:.3g} at {low[0]:g}, "
+            f"  residual ratio {shape_fit.fit.residual_ratio:.3g}; {low[1]:.3g} at {low[0]:g}, "
             f"{high[1]:.3g} at {high[0]:g}"
         )
-    if not found.error_bars:
+    if not shape_fit.error_bars:
         lines.append("± none: neither endpoints, layers nor draws show how certain the shapes are.")
-    for number, problem in enumerate(found.problems, 1):
+    for number, problem in enumerate(shape_fit.problems, 1):
         text = f"[{number}] {problem}"
         lines += textwrap.wrap(text, WIDTH, subsequent_indent="    ")
-    return lines if found.problems else [*lines, "No problems of the shapes found."]
+    return lines if shape_fit.problems else [*lines, "No problems of the shapes found."]

@@ -22,6 +22,7 @@ from tacit import (
 from tacit.equations import Equations
 from tacit.objective.params import Params
 from tacit.regularizers import metric_ridge
+from tacit_paper.laws.expectations import add_vector, size_of
 from tacit_paper.laws.law import Recovered, law
 from tacit_paper.laws.loops import loss_of, record_steps
 from tacit_paper.laws.small_models import (
@@ -53,8 +54,8 @@ def clipping(largest: float, seed: int) -> Recovered:
         objective, sgd, 1, before_step=lambda: nn.utils.clip_grad_norm_(parameters, largest)
     )
     loss = regularizer("loss", lambda params: loss_at(objective.model, params, *objective.data))
-    found = fit(trajectory_equations(objective, path, loss))
-    return Recovered(found, {"loss": -float(1 - largest / size)})
+    fitted = fit(trajectory_equations(objective, path, loss))
+    return Recovered(fitted, {"loss": -float(1 - largest / size)})
 
 
 def loss_at(model: nn.Module, params: Params, inputs: Tensor, target: Tensor) -> Tensor:
@@ -73,8 +74,8 @@ def decay_with_momentum(decay: float, seed: int) -> Recovered:
     """What momentum carries over from earlier steps is recorded, and left out."""
     objective = regression(seed)
     sgd = torch.optim.SGD(objective.model.parameters(), 0.01, momentum=0.9, weight_decay=decay)
-    found = fit(trajectory_equations(objective, record_steps(objective, sgd, 12), l2()))
-    return Recovered(found, {"l2": decay / 2})
+    fitted = fit(trajectory_equations(objective, record_steps(objective, sgd, 12), l2()))
+    return Recovered(fitted, {"l2": decay / 2})
 
 
 @law(
@@ -133,8 +134,8 @@ def scale_invariant_endpoint(strength: float, seed: int, decay: float = 2e-3) ->
         sgd.zero_grad()
         (loss_of(objective) + strength * size(dict(model.named_parameters()))).backward()
         sgd.step()
-    found = estimate(objective, [l2(), regularizer("outputs", size)])
-    return Recovered(found, {"l2": 0.0, "outputs": strength}, unit=decay / 2)
+    fitted = estimate(objective, [l2(), regularizer("outputs", size)])
+    return Recovered(fitted, {"l2": 0.0, "outputs": strength}, unit=decay / 2)
 
 
 @law(
@@ -148,8 +149,8 @@ def scale_invariant_steps(decay: float, seed: int) -> Recovered:
     """Steps show what an endpoint cannot."""
     objective = scale_invariant(seed)
     sgd = torch.optim.SGD(objective.model.parameters(), lr=0.1, weight_decay=decay)
-    found = fit(trajectory_equations(objective, record_steps(objective, sgd, 12), l2()))
-    return Recovered(found, {"l2": decay / 2})
+    fitted = fit(trajectory_equations(objective, record_steps(objective, sgd, 12), l2()))
+    return Recovered(fitted, {"l2": decay / 2})
 
 
 @law(
@@ -243,16 +244,14 @@ def label_noise(sigma: float, seed: int) -> Recovered:
         runs = {n: p - step * slopes[n] for n, p in runs.items()}
         means.append({n: p.mean(0) for n, p in runs.items()})
     path = Trajectory.from_positions(means[-3:], step)
-    found = fit(trajectory_equations(objective, path, regularizer("curvature", curvature)))
-    return Recovered(found, {"curvature": step * sigma**2 / len(X)})
+    fitted = fit(trajectory_equations(objective, path, regularizer("curvature", curvature)))
+    return Recovered(fitted, {"curvature": step * sigma**2 / len(X)})
 
 
 def hessian_at(objective: Objective, params: Params) -> Tensor:
     """The whole Hessian of the squared loss, as one matrix."""
 
-    def loss(entries: Tensor) -> Tensor:
-        parts = entries.split([p.numel() for p in params.values()])
-        point = {n: part.view_as(params[n]) for n, part in zip(params, parts, strict=True)}
-        return loss_at(objective.model, point, *objective.data)
+    def loss(shift: Tensor) -> Tensor:
+        return loss_at(objective.model, add_vector(params, shift), *objective.data)
 
-    return jacrev(grad(loss))(torch.cat([p.flatten() for p in params.values()]))
+    return jacrev(grad(loss))(torch.zeros(size_of(objective.model), dtype=torch.float64))

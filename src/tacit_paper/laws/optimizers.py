@@ -37,8 +37,8 @@ def gradient_descent(step: float, seed: int) -> Recovered:
     objective = regression(seed)
     positions = descend(objective.gradient, objective.point(), step, 8)
     path = Trajectory.from_positions(positions, step)
-    found = against_flow(objective, path, gradient_norm(objective), substeps=1)
-    return Recovered(found, {"gradient_norm": step / 4})
+    fitted = against_flow(objective, path, gradient_norm(objective), substeps=1)
+    return Recovered(fitted, {"gradient_norm": step / 4})
 
 
 @law(
@@ -57,8 +57,8 @@ def gradient_descent_with_ridge(step: float, seed: int) -> Recovered:
     objective = regression(seed)
     sgd = torch.optim.SGD(objective.model.parameters(), lr=step, weight_decay=step)
     path = record_steps(objective, sgd, 8)
-    found = against_flow(objective, path, l2(), gradient_norm(objective), substeps=1)
-    return Recovered(found, {"l2": step / 2, "gradient_norm": step / 4})
+    fitted = against_flow(objective, path, l2(), gradient_norm(objective), substeps=1)
+    return Recovered(fitted, {"l2": step / 2, "gradient_norm": step / 4})
 
 
 @law(
@@ -75,8 +75,8 @@ def shuffled_epochs(step: float, seed: int) -> Recovered:
     start = whole.point()
     ends = [step_on_each(start, order, step) for order in permutations(batches)]
     path = mean_path(start, ends, step * len(batches))
-    found = against_flow(whole, path, gradient_norm(whole), gradient_variance(whole), substeps=1)
-    return Recovered(found, {"gradient_norm": step / 4, "gradient_variance": step / 4})
+    fitted = against_flow(whole, path, gradient_norm(whole), gradient_variance(whole), substeps=1)
+    return Recovered(fitted, {"gradient_norm": step / 4, "gradient_variance": step / 4})
 
 
 @law(
@@ -93,8 +93,8 @@ def batches_with_replacement(step: float, seed: int) -> Recovered:
     start = whole.point()
     ends = [step_on_each(start, sequence, step) for sequence in product(batches, repeat=3)]
     path = mean_path(start, ends, 3 * step)
-    found = against_flow(whole, path, gradient_norm(whole), gradient_variance(whole), substeps=1)
-    return Recovered(found, {"gradient_norm": step / 4, "gradient_variance": 0.0}, unit=step / 4)
+    fitted = against_flow(whole, path, gradient_norm(whole), gradient_variance(whole), substeps=1)
+    return Recovered(fitted, {"gradient_norm": step / 4, "gradient_variance": 0.0}, unit=step / 4)
 
 
 @law(
@@ -117,9 +117,9 @@ def federated_averaging(step: float, seed: int, local: int = 4) -> Recovered:
     start = whole.point()
     ends = [step_on_each(start, [client] * local, step) for client in clients]
     path = mean_path(start, ends, step * local)
-    found = against_flow(whole, path, gradient_norm(whole), gradient_variance(whole), substeps=1)
+    fitted = against_flow(whole, path, gradient_norm(whole), gradient_variance(whole), substeps=1)
     return Recovered(
-        found, {"gradient_norm": step / 4, "gradient_variance": -(local - 1) * step / 4}
+        fitted, {"gradient_norm": step / 4, "gradient_variance": -(local - 1) * step / 4}
     )
 
 
@@ -136,8 +136,8 @@ def heavy_ball(step: float, seed: int, beta: float = 0.5) -> Recovered:
     objective = regression(seed)
     sgd = torch.optim.SGD(objective.model.parameters(), lr=step, momentum=beta)
     path = record_steps(objective, sgd, 4, skip=40)
-    found = against_flow(objective, path, gradient_norm(objective), substeps=1)
-    return Recovered(found, {"gradient_norm": step * (1 + beta) / (4 * (1 - beta) ** 2)})
+    fitted = against_flow(objective, path, gradient_norm(objective), substeps=1)
+    return Recovered(fitted, {"gradient_norm": step * (1 + beta) / (4 * (1 - beta) ** 2)})
 
 
 @law(
@@ -153,9 +153,9 @@ def nesterov(step: float, seed: int, beta: float = 0.5) -> Recovered:
     objective = regression(seed)
     sgd = torch.optim.SGD(objective.model.parameters(), lr=step, momentum=beta, nesterov=True)
     path = record_steps(objective, sgd, 4, skip=40)
-    found = against_flow(objective, path, gradient_norm(objective), substeps=1)
+    fitted = against_flow(objective, path, gradient_norm(objective), substeps=1)
     theory = step * (1 - beta + 2 * beta**2) / (4 * (1 - beta) ** 2)
-    return Recovered(found, {"gradient_norm": theory})
+    return Recovered(fitted, {"gradient_norm": theory})
 
 
 @law(
@@ -176,8 +176,8 @@ def implicit_euler(step: float, seed: int) -> Recovered:
             end = move(positions[-1], objective.gradient(end), -step)
         positions.append(end)
     path = Trajectory.from_positions(positions, step)
-    found = against_flow(objective, path, gradient_norm(objective), substeps=1)
-    return Recovered(found, {"gradient_norm": -step / 4})
+    fitted = against_flow(objective, path, gradient_norm(objective), substeps=1)
+    return Recovered(fitted, {"gradient_norm": -step / 4})
 
 
 @law(
@@ -240,8 +240,8 @@ def adam(step: float, seed: int) -> Recovered:
     path = record_steps(objective, optimizer, 7, skip=120)
     penalty = gradient_l1(objective, eps=1e-32)
     flow = {"reference": rk4(1), "metric": adam_flow(1e-32)}
-    found = fit(trajectory_equations(objective, path, penalty, **flow))
-    return Recovered(found, {"gradient_l1": step / 2 * (3 - 7)})
+    fitted = fit(trajectory_equations(objective, path, penalty, **flow))
+    return Recovered(fitted, {"gradient_l1": step / 2 * (3 - 7)})
 
 
 def _delayed(step: float, seed: int, delay: int) -> Recovered:
@@ -252,8 +252,8 @@ def _delayed(step: float, seed: int, delay: int) -> Recovered:
         late = positions[max(number - delay, 0)]
         positions.append(move(positions[-1], objective.gradient(late), -step))
     path = Trajectory.from_positions(positions[-5:], step)
-    found = against_flow(objective, path, gradient_norm(objective), substeps=1)
-    return Recovered(found, {"gradient_norm": step * (1 + 2 * delay) / 4})
+    fitted = against_flow(objective, path, gradient_norm(objective), substeps=1)
+    return Recovered(fitted, {"gradient_norm": step * (1 + 2 * delay) / 4})
 
 
 _SOURCE_OF_DELAY = "∇L(θ_{t−τ}) = ∇L + τη H∇L, beside the η/4 of the step itself"
@@ -301,8 +301,8 @@ def steps_by_layer(step: float, seed: int) -> Recovered:
     groups = [{"params": layers[n].parameters(), "lr": rate} for n, rate in rates.items()]
     path = record_steps(objective, torch.optim.SGD(groups), 6)
     norms = [gradient_norm(objective, of=layer, name=layer) for layer in rates]
-    found = against_flow(objective, path, *norms, substeps=1)
-    return Recovered(found, {layer: rate / 4 for layer, rate in rates.items()})
+    fitted = against_flow(objective, path, *norms, substeps=1)
+    return Recovered(fitted, {layer: rate / 4 for layer, rate in rates.items()})
 
 
 @law(
