@@ -47,8 +47,8 @@ def spline(
 
     convex=True has an s′ that does not fall. Its strengths are then s′ at the first knot, as in
     `spline[-0.3]`, and how much s′ rises up to each further knot, as in `spline[rise to 0.2]`.
-    Every fit keeps the rises at zero or above; for even=True also s′ at the first knot, which is
-    then zero.
+    Every fit keeps the rises at zero or above; for even=True also s′ at the first knot, which then
+    lies at zero.
 
     A number of knots stands for so many quantiles of the weights in scope that are not zero, or for
     all different weights where these are fewer. They are set at the first weights that the

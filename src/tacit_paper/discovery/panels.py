@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from tacit import Objective, Target, Trajectory, endpoint_target
 from tacit.equations import accumulated_target
+from tacit_paper.minimising import minimise
 
 RIDGE, LASSO, BETA = 0.01, 0.05, 0.3
 """Strengths of the elastic net, and the width of its smooth L1."""
@@ -19,6 +20,8 @@ DECAY, EPS = 1.0, 0.1
 """AdamW's weight decay and ε."""
 POWER, STRENGTH = 1.5, 0.05
 """The power law λ Σ|θ|^p."""
+ENOUGH: Any = {"iterations": 300, "history": 20, "tolerance": 1e-9}
+"""Options of `minimise` for errors far below those of the curves."""
 
 
 class Panel(NamedTuple):
@@ -39,7 +42,7 @@ def elastic_net(seed: int) -> Target:
         return RIDGE * theta.square().sum() + LASSO * huber
 
     model, (X, y) = _linear_map(seed)
-    _minimise([model.weight], lambda: F.mse_loss(model(X), y), penalty)
+    minimise(lambda: F.mse_loss(model(X), y) + penalty(model.weight), [model.weight], **ENOUGH)
     return endpoint_target(Objective(model, F.mse_loss, (X, y)))
 
 
@@ -82,12 +85,12 @@ def power_law(seed: int) -> Target:
     """
     model, (X, y) = _linear_map(seed)
     z = torch.linalg.lstsq(X, y).solution.T
-    z = (z.sign() * z.abs().sqrt()).requires_grad_()
+    z = z.sign() * z.abs().sqrt()
 
-    def loss() -> Tensor:
-        return F.mse_loss(X @ (z * z.abs()).T, y)
+    def penalised() -> Tensor:
+        return F.mse_loss(X @ (z * z.abs()).T, y) + STRENGTH * z.abs().pow(2 * POWER).sum()
 
-    _minimise([z], loss, lambda roots: STRENGTH * roots.abs().pow(2 * POWER).sum())
+    minimise(penalised, [z], **ENOUGH)
     params = {"weight": (z * z.abs()).detach()}
     return endpoint_target(Objective(model, F.mse_loss, (X, y)), params=params)
 
@@ -108,25 +111,6 @@ def _linear(inputs: int, outputs: int) -> nn.Linear:
         model = nn.Linear(inputs, outputs, bias=False).double()
     nn.init.zeros_(model.weight)
     return model
-
-
-def _minimise(
-    variables: list[Tensor], loss: Callable[[], Tensor], penalty: Callable[[Tensor], Tensor]
-) -> None:
-    """Minimise loss + penalty of all variables by L-BFGS."""
-    optimizer = torch.optim.LBFGS(
-        variables, max_iter=300, history_size=20, tolerance_grad=1e-9,
-        tolerance_change=0.0, line_search_fn="strong_wolfe",
-    )  # fmt: skip
-
-    def closure() -> Tensor:
-        optimizer.zero_grad()
-        total = loss() + penalty(torch.cat([v.flatten() for v in variables]))
-        total.backward()
-        return total
-
-    optimizer.step(closure)
-    optimizer.zero_grad()
 
 
 def _net_law(x: float) -> float:

@@ -52,11 +52,11 @@ from tacit_paper.laws.small_models import (
     draw,
     half_squares,
     linear_model,
-    minimise,
     regression_data,
     tanh_network,
     train,
 )
+from tacit_paper.minimising import minimise
 
 # Decay, and distances to where training started.
 

@@ -18,9 +18,9 @@ from tacit_paper.laws.small_models import (
     draw,
     half_squares,
     linear_model,
-    minimise,
     train,
 )
+from tacit_paper.minimising import minimise
 
 INPUTS, TARGETS = 3, 12
 ENTRIES = {

@@ -25,11 +25,11 @@ from tacit_paper.laws.small_models import (
     half_squares,
     linear_model,
     mean_penalty,
-    minimise,
     regression,
     regression_data,
     tanh_network,
 )
+from tacit_paper.minimising import minimise
 
 
 def _log_p(output: Tensor, target: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 The squared loss has a factor ½, as in most of the theory.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 
 import torch
@@ -101,23 +101,6 @@ def mean_penalty(
     """The mean over examples of function(output, target), as a penalty, in unequal batches."""
     examples = Objective(objective.model, function, objective.data, batch_size=16)
     return mean_of(examples, name=name)
-
-
-def minimise(function: Callable[[], Tensor], tensors: Iterable[Tensor]) -> None:
-    """Minimise a function of tensors by L-BFGS in place, to the last digits."""
-    tensors = [tensor.requires_grad_() for tensor in tensors]
-    optimizer = torch.optim.LBFGS(
-        tensors, max_iter=5000, max_eval=10_000, history_size=50, line_search_fn="strong_wolfe",
-        tolerance_grad=1e-12, tolerance_change=0,
-    )  # fmt: skip
-
-    def closure() -> Tensor:
-        optimizer.zero_grad()
-        value = function()
-        value.backward()
-        return value
-
-    optimizer.step(closure)
 
 
 def train(

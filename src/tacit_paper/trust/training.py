@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 from tacit import Objective, Regularizer, Target, average_epochs
 from tacit.equations.epochs import EpochAverages
 from tacit.regularizers import metric_ridge
+from tacit_paper import minimising
 
 Examples = tuple[Tensor, Tensor]
 Penalty = Callable[[Mapping[str, Tensor]], Tensor]
@@ -61,21 +62,11 @@ def smooth_l1_value(params: Mapping[str, Tensor]) -> Tensor:
 def minimise(model: nn.Module, loss: Callable[[], Tensor], penalties: dict[Penalty, float]) -> None:
     """Train on the full batch until the gradient of L + R vanishes, by L-BFGS."""
     params = dict(model.named_parameters())
-    optimizer = torch.optim.LBFGS(
-        list(params.values()), max_iter=600, history_size=40, tolerance_grad=1e-6,
-        tolerance_change=0.0, line_search_fn="strong_wolfe",
-    )  # fmt: skip
 
-    def closure() -> Tensor:
-        optimizer.zero_grad()
-        total = loss()
-        for penalty, strength in penalties.items():
-            total = total + strength * penalty(params)
-        total.backward()
-        return total
+    def penalised() -> Tensor:
+        return loss() + sum(s * penalty(params) for penalty, s in penalties.items())
 
-    optimizer.step(closure)
-    optimizer.zero_grad()
+    minimising.minimise(penalised, params.values(), iterations=600, history=40, tolerance=1e-6)
 
 
 def train_to_optimum(
