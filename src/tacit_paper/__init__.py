@@ -1,41 +1,46 @@
 """The paper's figures, one folder each.
 
-The docstring of every figure's folder is the text of the figure: its title, then its caption. The
-folder exports:
+The docstring of every figure's folder is the text of the figure: its title, a caption of at most 80
+words, then details. The folder exports:
 
 - `Config`: a frozen dataclass of plain values. `PAPER` and `QUICK` are its two presets.
 - `work(config, device)`: the units of work by name, in order. A unit is a function that yields
   rows, dictionaries of plain values. An interruption loses at most one unit, and units do not
   depend on each other. Columns that end in `_seconds` hold measured times; all others are the same
   in every run.
-- `plot(rows)`: the figure, drawn only from the rows (a pandas DataFrame).
+- `FIGURE`: its number in the paper, such as `Figure 3`, or `New`.
+- `plot(rows)`: the figure, drawn only from the rows (a pandas DataFrame). A folder may also export
+  `plot_details(rows)`, a second figure that is shown below the first.
 - `check(rows)`: key numbers beside their expected values.
+- `CLAIMS`: what the paper says here, each with a verdict and the number that decides it.
 """
 
 import importlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol, cast
+from typing import Any, Literal, NamedTuple, Protocol, cast
 
 from tacit.errors import check_choice
 
 EXPERIMENTS = (
     "tradeoff",
     "trajectory-deviations",
-    "early-stopping",
-    "bootstrap",
     "elastic-net",
-    "step-size",
-    "long-horizon",
+    "early-stopping",
     "dropout",
+    "step-size",
+    "bootstrap",
+    "long-horizon",
     "coverage",
     "training-coverage",
     "trust",
     "laws",
     "discovery",
 )
-"""Names of the experiments, in the order of the page. The folder has `_` instead of `-`."""
+"""Names of the experiments: the paper's figures in its order, then new ones.
+
+The folder has `_` instead of `-`."""
 
 Row = dict[str, Any]
 Table = Any
@@ -54,6 +59,31 @@ class Check:
     value: float
     expected: str
     holds: bool
+    tests: Literal["protocol", "expectation"] = "expectation"
+    """What failed if the number does not hold: the paper's protocol, or our expectation."""
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """The numbers that decide a claim, in words, and whether they agree with its verdict."""
+
+    text: str
+    agrees: bool
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A statement of the paper, our verdict, and the numbers that decide it."""
+
+    statement: str
+    """What the paper says, in its words or close to them, in one sentence."""
+    place: str
+    """Where it says so, such as `Figure 5` or `App. A`."""
+    verdict: Literal["holds", "holds with a caveat", "artefact", "not tested"]
+    measure: Callable[[Table], Evidence | None]
+    """Numbers from rows; None where the rows lack what the claim is about, as in a small preset."""
+    caveat: str = ""
+    """One sentence: what limits the claim, or what produced the artefact."""
 
 
 class Experiment(Protocol):
@@ -62,6 +92,8 @@ class Experiment(Protocol):
     Config: type
     PAPER: Any
     QUICK: Any
+    FIGURE: str
+    CLAIMS: Sequence[Claim]
     work: Callable[[Any, str], Work]
     plot: Callable[[Any], Any]
     check: Callable[[Any], list[Check]]
@@ -73,10 +105,25 @@ def find_experiment(name: str) -> Experiment:
     return cast(Experiment, importlib.import_module(f"tacit_paper.{name.replace('-', '_')}"))
 
 
-def title_and_caption(experiment: Experiment) -> tuple[str, list[str]]:
-    """The title of a figure and the paragraphs of its caption, from the folder's docstring."""
-    title, *caption = (" ".join(p.split()) for p in (experiment.__doc__ or "").split("\n\n"))
-    return title, caption
+class Text(NamedTuple):
+    """What a folder's docstring says: title, caption, and the paragraphs of the details."""
+
+    title: str
+    caption: str
+    details: list[str]
+
+
+def read_text(experiment: Experiment) -> Text:
+    """The text of a figure, from the folder's docstring."""
+    paragraphs = [" ".join(p.split()) for p in (experiment.__doc__ or "").split("\n\n")]
+    title, caption, *details = [*paragraphs, "", ""][: max(2, len(paragraphs))]
+    return Text(title, caption, details)
+
+
+def figure_plots(experiment: Experiment) -> dict[str, Callable[[Table], Any]]:
+    """What draws the figures of an experiment, by their files: `figure`, and perhaps `details`."""
+    plot_details = getattr(experiment, "plot_details", None)
+    return {"figure": experiment.plot, **({"details": plot_details} if plot_details else {})}
 
 
 def on_one_thread(work: Work) -> Work:

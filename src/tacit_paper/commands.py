@@ -14,7 +14,7 @@ import typer
 
 from tacit.cli import report_errors
 from tacit.errors import InputError, check_choice
-from tacit_paper import EXPERIMENTS, find_experiment, title_and_caption
+from tacit_paper import EXPERIMENTS, find_experiment, read_text
 
 DATA_DIR_HELP = "Folder with the MNIST files. By default the user's cache, or a download into it."
 INTERRUPTED = "interrupted: finished rows are kept; run the same command again to continue."
@@ -32,7 +32,7 @@ def list_experiments() -> None:
     """List the paper's figures."""
     _require_packages()
     for name in EXPERIMENTS:
-        typer.echo(f"{name:<24}{title_and_caption(find_experiment(name))[0]}")
+        typer.echo(f"{name:<24}{read_text(find_experiment(name)).title}")
 
 
 @report_errors(INTERRUPTED)

@@ -8,7 +8,7 @@ from pathlib import Path
 from string import Template
 
 from tacit.errors import InputError
-from tacit_paper import EXPERIMENTS, Check, find_experiment, plots, store, title_and_caption
+from tacit_paper import EXPERIMENTS, Check, find_experiment, plots, read_text, store
 from tacit_paper.store import Result
 
 
@@ -42,9 +42,11 @@ def _section(result: Result) -> str:
         table = _table(experiment.check(result.rows))
     svg = _read_figure(result)
     image = base64.b64encode(svg).decode()
-    title, paragraphs = title_and_caption(experiment)
-    title = html.escape(title)
-    caption = "".join(f"<p>{html.escape(paragraph)}</p>" for paragraph in paragraphs)
+    text = read_text(experiment)
+    title = html.escape(text.title)
+    caption = "".join(
+        f"<p>{html.escape(paragraph)}</p>" for paragraph in (text.caption, *text.details)
+    )
     keys = ("preset", "config", "versions", "platform", "config_hash", "content_hash")
     settings = json.dumps({key: result.metadata.get(key) for key in keys}, indent=2)
     return f"""<section id="{_name(result, "-")}">

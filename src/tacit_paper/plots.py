@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tacit.errors import InputError
-from tacit_paper import find_experiment, store
+from tacit_paper import figure_plots, find_experiment, store
 from tacit_paper.store import Result
 
 if TYPE_CHECKING:
@@ -33,9 +33,9 @@ def new_figure(width: float, height: float) -> "Figure":
     return Figure(figsize=(width, height), layout="constrained")
 
 
-def save(figure: "Figure", folder: Path) -> list[Path]:
+def save(figure: "Figure", folder: Path, name: str = "figure") -> list[Path]:
     """Write a figure in all formats, with the same bytes every time."""
-    paths = {kind: folder / f"figure.{kind}" for kind in FORMATS}
+    paths = {kind: folder / f"{name}.{kind}" for kind in FORMATS}
     with style():
         for kind, path in paths.items():
             write = partial(figure.savefig, format=kind, dpi=150, metadata=FORMATS[kind])
@@ -44,15 +44,17 @@ def save(figure: "Figure", folder: Path) -> list[Path]:
 
 
 def are_drawn(result: Result) -> bool:
-    """Whether a result has its figure in all formats."""
-    return all((result.folder / f"figure.{kind}").is_file() for kind in FORMATS)
+    """Whether a result has its figures in all formats."""
+    names = figure_plots(find_experiment(result.metadata["experiment"]))
+    return all((result.folder / f"{n}.{kind}").is_file() for n in names for kind in FORMATS)
 
 
 def draw(result: Result) -> list[Path]:
-    """Draw the figure of a result from its rows, and write it to the result's folder."""
+    """Draw the figures of a result from its rows, and write them to the result's folder."""
+    experiment = find_experiment(result.metadata["experiment"])
     with report_other_rows(result):
-        figure = find_experiment(result.metadata["experiment"]).plot(result.rows)
-    return save(figure, result.folder)
+        drawn = {n: plot(result.rows) for n, plot in figure_plots(experiment).items()}
+    return [path for name, figure in drawn.items() for path in save(figure, result.folder, name)]
 
 
 @contextmanager

@@ -166,7 +166,7 @@ def _prepare(folder: Path, metadata: dict[str, Any], *, force: bool) -> bool:
     if force:
         _write_json(folder / "run.json", metadata)  # from here on, nothing else counts as finished
         _remove_parts(folder)
-        for path in [folder / "rows.parquet", *folder.glob("figure.*")]:
+        for path in [folder / "rows.parquet", *folder.glob("figure.*"), *folder.glob("details.*")]:
             path.unlink(missing_ok=True)
     if (folder / "run.json").exists():
         earlier = read_metadata(folder)

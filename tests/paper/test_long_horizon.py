@@ -12,7 +12,7 @@ from support.models import random_data, tanh_mlp
 from torch.nn import functional as F
 
 import tacit
-from tacit_paper import find_experiment, long_horizon, plots, title_and_caption
+from tacit_paper import find_experiment, long_horizon, plots, read_text
 from tacit_paper import least_squares as ls
 from tacit_paper.long_horizon.distances import ModifiedLoss, distances_from_flows
 
@@ -109,4 +109,4 @@ def test_the_paper_preset_is_the_papers():
     assert (paper.network_examples, paper.hidden, paper.network_steps) == (1000, (64, 32), 30)
     experiment = find_experiment("long-horizon")
     json.dumps([asdict(experiment.PAPER), asdict(experiment.QUICK)])
-    assert "outside the theory" in title_and_caption(experiment)[1][0]
+    assert "outside the theory" in read_text(experiment).caption

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 import tacit
 from tacit import reference
-from tacit_paper import data, find_experiment, plots, step_size, store, title_and_caption
+from tacit_paper import data, find_experiment, plots, read_text, step_size, store
 from tacit_paper.step_size.checks import select_least_squares, select_networks, select_trained
 from tacit_paper.step_size.estimates import estimate_from_steps
 from tacit_paper.step_size.figure import describe_missing
@@ -257,4 +257,4 @@ def test_the_paper_preset_is_the_papers():
     assert [n for n, _ in model.named_parameters() if "bias" in n] == ["10.bias"]
     experiment = find_experiment("step-size")
     json.dumps([asdict(experiment.PAPER), asdict(experiment.QUICK)])
-    assert "least squares" in title_and_caption(experiment)[1][0]
+    assert "least squares" in read_text(experiment).caption

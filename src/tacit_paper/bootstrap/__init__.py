@@ -26,13 +26,16 @@ crossover of each (ticks). Over the forty draws of the paper preset the crossove
 from functools import partial
 from itertools import product
 
-from tacit_paper import Work, on_one_thread
+from tacit_paper import Claim, Work, on_one_thread
 from tacit_paper.bootstrap.checks import check
 from tacit_paper.bootstrap.config import KINDS, PAPER, QUICK, Config
 from tacit_paper.bootstrap.estimates import draw_rows, noise_rows, pool_rows, theory_rows
 from tacit_paper.bootstrap.figure import plot
 
-__all__ = ["PAPER", "QUICK", "Config", "check", "plot", "work"]
+__all__ = ["CLAIMS", "FIGURE", "PAPER", "QUICK", "Config", "check", "plot", "work"]
+
+FIGURE = "Figure 7"
+CLAIMS: tuple[Claim, ...] = ()
 
 
 def work(config: Config, device: str) -> Work:

@@ -17,14 +17,17 @@ Not in the paper. Error bars of training have a separate figure.
 from collections.abc import Callable
 from functools import partial
 
-from tacit_paper import Work
+from tacit_paper import Claim, Work
 from tacit_paper.coverage import cases
 from tacit_paper.coverage.checks import check
 from tacit_paper.coverage.config import PAPER, QUICK, Config
 from tacit_paper.coverage.estimates import replicate_rows
 from tacit_paper.coverage.figure import plot
 
-__all__ = ["PAPER", "QUICK", "Config", "check", "plot", "work"]
+__all__ = ["CLAIMS", "FIGURE", "PAPER", "QUICK", "Config", "check", "plot", "work"]
+
+FIGURE = "New"
+CLAIMS: tuple[Claim, ...] = ()
 
 
 def work(config: Config, device: str) -> Work:

@@ -14,14 +14,17 @@ other penalty.
 
 from functools import partial
 
-from tacit_paper import Work, on_one_thread
+from tacit_paper import Claim, Work, on_one_thread
 from tacit_paper.discovery.checks import check
 from tacit_paper.discovery.config import PAPER, QUICK, Config
 from tacit_paper.discovery.estimates import curve_rows
 from tacit_paper.discovery.figure import plot
 from tacit_paper.discovery.panels import PANELS
 
-__all__ = ["PAPER", "QUICK", "Config", "check", "plot", "work"]
+__all__ = ["CLAIMS", "FIGURE", "PAPER", "QUICK", "Config", "check", "plot", "work"]
+
+FIGURE = "New"
+CLAIMS: tuple[Claim, ...] = ()
 
 
 def work(config: Config, device: str) -> Work:

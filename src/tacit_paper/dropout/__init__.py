@@ -32,14 +32,17 @@ published fit is cut off at 300 epochs, before its stopping rule ends it.
 from functools import partial
 from itertools import product
 
-from tacit_paper import Work
+from tacit_paper import Claim, Work
 from tacit_paper.dropout.checks import check
 from tacit_paper.dropout.config import PAPER, QUICK, Config
 from tacit_paper.dropout.estimates import architecture_rows
 from tacit_paper.dropout.figure import plot
 from tacit_paper.dropout.retraining import retrained_rows
 
-__all__ = ["PAPER", "QUICK", "Config", "check", "plot", "work"]
+__all__ = ["CLAIMS", "FIGURE", "PAPER", "QUICK", "Config", "check", "plot", "work"]
+
+FIGURE = "Figure 5"
+CLAIMS: tuple[Claim, ...] = ()
 
 
 def work(config: Config, device: str) -> Work:

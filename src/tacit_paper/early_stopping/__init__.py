@@ -27,7 +27,7 @@ Dots show the published Adam fit, and the Rayleigh quotient is drawn beside the 
 
 from functools import partial
 
-from tacit_paper import Work, on_one_thread
+from tacit_paper import Claim, Work, on_one_thread
 from tacit_paper.early_stopping.checks import check
 from tacit_paper.early_stopping.config import PAPER, QUICK, Config
 from tacit_paper.early_stopping.estimates import (
@@ -40,7 +40,10 @@ from tacit_paper.early_stopping.estimates import (
 )
 from tacit_paper.early_stopping.figure import plot
 
-__all__ = ["PAPER", "QUICK", "Config", "check", "plot", "work"]
+__all__ = ["CLAIMS", "FIGURE", "PAPER", "QUICK", "Config", "check", "plot", "work"]
+
+FIGURE = "Figure 4"
+CLAIMS: tuple[Claim, ...] = ()
 
 
 def work(config: Config, device: str) -> Work:

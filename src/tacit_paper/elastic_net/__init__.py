@@ -26,14 +26,17 @@ through the same batches, with the true, the estimated and no penalty.
 
 from functools import partial
 
-from tacit_paper import Work
+from tacit_paper import Claim, Work
 from tacit_paper.elastic_net.checks import check
 from tacit_paper.elastic_net.config import PAPER, QUICK, Config
 from tacit_paper.elastic_net.estimates import polished_rows, sweep_rows
 from tacit_paper.elastic_net.figure import plot
 from tacit_paper.elastic_net.retraining import retrained_rows
 
-__all__ = ["PAPER", "QUICK", "Config", "check", "plot", "work"]
+__all__ = ["CLAIMS", "FIGURE", "PAPER", "QUICK", "Config", "check", "plot", "work"]
+
+FIGURE = "Figure 3"
+CLAIMS: tuple[Claim, ...] = ()
 
 
 def work(config: Config, device: str) -> Work:

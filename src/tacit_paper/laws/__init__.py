@@ -12,14 +12,17 @@ that goes through it.
 
 from functools import partial
 
-from tacit_paper import Work, on_one_thread
+from tacit_paper import Claim, Work, on_one_thread
 from tacit_paper.laws import dropout, endpoints, forces, noise, objectives, optimizers
 from tacit_paper.laws.checks import check
 from tacit_paper.laws.config import PAPER, QUICK, Config
 from tacit_paper.laws.figure import plot
 from tacit_paper.laws.law import law_rows, laws_in
 
-__all__ = ["PAPER", "QUICK", "SECTIONS", "Config", "check", "plot", "work"]
+__all__ = ["CLAIMS", "FIGURE", "PAPER", "QUICK", "SECTIONS", "Config", "check", "plot", "work"]
+
+FIGURE = "New"
+CLAIMS: tuple[Claim, ...] = ()
 
 SECTIONS = {
     "steps of finite size": optimizers,

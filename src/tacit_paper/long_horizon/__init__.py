@@ -17,13 +17,16 @@ quick preset uses scikit-learn's digits.
 
 from functools import partial
 
-from tacit_paper import Work, on_one_thread
+from tacit_paper import Claim, Work, on_one_thread
 from tacit_paper.long_horizon.checks import check
 from tacit_paper.long_horizon.config import PAPER, QUICK, Config
 from tacit_paper.long_horizon.distances import least_squares_rows, network_rows
 from tacit_paper.long_horizon.figure import plot
 
-__all__ = ["PAPER", "QUICK", "Config", "check", "plot", "work"]
+__all__ = ["CLAIMS", "FIGURE", "PAPER", "QUICK", "Config", "check", "plot", "work"]
+
+FIGURE = "New"
+CLAIMS: tuple[Claim, ...] = ()
 
 
 def work(config: Config, device: str) -> Work:

@@ -23,14 +23,17 @@ contain them with the reason. The quick preset uses scikit-learn's digits and sm
 
 from functools import cache, partial
 
-from tacit_paper import Work, on_one_thread
+from tacit_paper import Claim, Work, on_one_thread
 from tacit_paper.step_size.checks import check
 from tacit_paper.step_size.config import PAPER, QUICK, Config
 from tacit_paper.step_size.estimates import least_squares_rows, width_rows
 from tacit_paper.step_size.figure import plot
 from tacit_paper.step_size.networks import load_data
 
-__all__ = ["PAPER", "QUICK", "Config", "check", "plot", "work"]
+__all__ = ["CLAIMS", "FIGURE", "PAPER", "QUICK", "Config", "check", "plot", "work"]
+
+FIGURE = "Figure 6"
+CLAIMS: tuple[Claim, ...] = ()
 
 
 def work(config: Config, device: str) -> Work:

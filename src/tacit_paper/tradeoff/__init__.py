@@ -7,8 +7,12 @@ exactly. The published figure shows the same problem; its random draw is not sta
 differ.
 """
 
+from tacit_paper import Claim
 from tacit_paper.tradeoff.checks import check
 from tacit_paper.tradeoff.estimates import PAPER, QUICK, Config, work
 from tacit_paper.tradeoff.figure import plot
 
-__all__ = ["PAPER", "QUICK", "Config", "check", "plot", "work"]
+__all__ = ["CLAIMS", "FIGURE", "PAPER", "QUICK", "Config", "check", "plot", "work"]
+
+FIGURE = "Figure 1"
+CLAIMS: tuple[Claim, ...] = ()

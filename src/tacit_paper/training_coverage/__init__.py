@@ -15,13 +15,16 @@ on other seeds.
 
 from functools import partial
 
-from tacit_paper import Work
+from tacit_paper import Claim, Work
 from tacit_paper.coverage.checks import check
 from tacit_paper.coverage.figure import plot
 from tacit_paper.training_coverage.config import PAPER, QUICK, Config
 from tacit_paper.training_coverage.estimates import network_rows
 
-__all__ = ["PAPER", "QUICK", "Config", "check", "plot", "work"]
+__all__ = ["CLAIMS", "FIGURE", "PAPER", "QUICK", "Config", "check", "plot", "work"]
+
+FIGURE = "New"
+CLAIMS: tuple[Claim, ...] = ()
 
 
 def work(config: Config, device: str) -> Work:

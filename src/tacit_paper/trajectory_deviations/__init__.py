@@ -8,8 +8,12 @@ with the full batch it is rounding error, and the fit reports 'no signal'. The p
 shows the same network and data; its starting point and batches are not stated.
 """
 
+from tacit_paper import Claim
 from tacit_paper.trajectory_deviations.checks import check
 from tacit_paper.trajectory_deviations.estimates import PAPER, QUICK, Config, work
 from tacit_paper.trajectory_deviations.figure import plot
 
-__all__ = ["PAPER", "QUICK", "Config", "check", "plot", "work"]
+__all__ = ["CLAIMS", "FIGURE", "PAPER", "QUICK", "Config", "check", "plot", "work"]
+
+FIGURE = "Figure 2"
+CLAIMS: tuple[Claim, ...] = ()

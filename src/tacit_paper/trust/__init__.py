@@ -14,14 +14,17 @@ and estimates that are taken too early.
 
 from functools import partial
 
-from tacit_paper import Work, on_one_thread
+from tacit_paper import Claim, Work, on_one_thread
 from tacit_paper.trust.cases import CASES
 from tacit_paper.trust.checks import check
 from tacit_paper.trust.config import PAPER, QUICK, Config
 from tacit_paper.trust.estimates import replicate_rows
 from tacit_paper.trust.figure import plot
 
-__all__ = ["PAPER", "QUICK", "Config", "check", "plot", "work"]
+__all__ = ["CLAIMS", "FIGURE", "PAPER", "QUICK", "Config", "check", "plot", "work"]
+
+FIGURE = "New"
+CLAIMS: tuple[Claim, ...] = ()
 
 
 def work(config: Config, device: str) -> Work:
