@@ -10,7 +10,7 @@ import torch
 from support.experiments import run
 
 import tacit
-from tacit_paper import bootstrap, find_experiment, title_and_caption
+from tacit_paper import bootstrap, find_experiment, read_text
 from tacit_paper import least_squares as ls
 from tacit_paper.bootstrap import PAPER, Config
 from tacit_paper.bootstrap.checks import crossover
@@ -102,11 +102,11 @@ def test_the_figure_is_drawn_only_from_stored_rows(tmp_path):
 
 def test_the_experiment_has_a_caption_and_plain_configurations():
     experiment = find_experiment("bootstrap")
-    title, caption = title_and_caption(experiment)
+    title, *caption = read_text(experiment)
     assert title == "Bootstrap recovery of the early-stopped regularizer"
-    assert [paragraph.split()[0] for paragraph in caption] == ["Training", "Which", "As"]
-    assert "residual" in caption[1]
-    assert "heavy-tailed" in caption[2]
+    assert [p.split()[0] for p in (caption[0], *caption[1])] == ["Training", "Which", "As"]
+    assert "residual" in caption[1][0]
+    assert "heavy-tailed" in caption[1][1]
     json.dumps([asdict(experiment.PAPER), asdict(experiment.QUICK)])
 
 

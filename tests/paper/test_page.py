@@ -36,7 +36,7 @@ def hostile(tmp_path, monkeypatch):
         (result.folder / "figure.svg").write_text(f'<svg width="{HOSTILE}"></svg>')
 
     experiment = SimpleNamespace(
-        QUICK=None, __doc__=f"{HOSTILE}\n\n{HOSTILE}",
+        QUICK=None, plot=None, __doc__=f"{HOSTILE}\n\n{HOSTILE}",
         check=lambda rows: [Check(HOSTILE, 1.0, HOSTILE, True)],
     )  # fmt: skip
     for module in (page, plots):
