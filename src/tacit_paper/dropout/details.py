@@ -33,11 +33,11 @@ def plot_details(rows: Table) -> "plots.Figure":
         height = 10.8 + (3.0 if len(every) else 0.0)
         figure = plots.new_figure(max(8.0, 2.4 * len(shapes)), height)
         if len(every):
-            top, bottom = figure.subfigures(2, 1, height_ratios=[10.8, 3.0])
-            _plot_every_layer(bottom, every)
+            parts: Any = figure.subfigures(2, 1, height_ratios=[10.8, 3.0])
+            _plot_architectures(parts[0], rows, shapes)
+            _plot_every_layer(parts[1], every)
         else:
-            top = figure
-        _plot_architectures(top, rows, shapes)
+            _plot_architectures(figure, rows, shapes)
     return figure
 
 

@@ -35,10 +35,10 @@ def plot(rows: Table) -> "plots.Figure":
     shapes = architectures(rows)
     with plots.style():
         figure = plots.new_figure(11.5, 4.4)
-        left, middle, right = figure.subfigures(1, 3, width_ratios=[1.3, 1, 1.15])
-        _plot_strengths(left, rows, shapes)
-        _plot_explained(middle, rows, _shown(shapes))
-        _plot_retraining(right, rows)
+        parts: Any = figure.subfigures(1, 3, width_ratios=[1.3, 1, 1.15])
+        _plot_strengths(parts[0], rows, shapes)
+        _plot_explained(parts[1], rows, _shown(shapes))
+        _plot_retraining(parts[2], rows)
     return figure
 
 
