@@ -118,7 +118,7 @@ def _check_every_layer(rows: Table) -> Iterator[Check]:
 
 def _check_retraining(rows: Table) -> Iterator[Check]:
     retrained = select(rows, kind="retrained")
-    if not has_columns(retrained, "divergence"):
+    if not has_columns(retrained, "divergence") or retrained.width.max() < 128:
         return
     divergences = retrained.pivot_table("divergence", index="rate", columns="penalty")
     if not {"moments", "explicit", "nothing"} <= set(divergences):

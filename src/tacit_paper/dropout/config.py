@@ -54,6 +54,8 @@ class Config:
     wide: int = 512
     """Width from which there are `wide_moments_seeds`."""
     wide_moments_seeds: int = 2
+    cost_examples: int = 4096
+    """Number of examples on which the costs of columns are measured."""
     fit_rate: float = 0.05
     fit_epochs: int = 2000
     fit_patience: int = 100
@@ -81,8 +83,8 @@ QUICK = Config(
     rates=(0.0, 0.05, 0.1, 0.3, 0.5),
     seeds=(123,),
     train=1400,
-    milestones=(60, 80),
-    epochs=100,
+    milestones=(40, 55),
+    epochs=70,
     batch_size=128,
     best_seeds=1,
     last_seeds=1,
@@ -91,6 +93,7 @@ QUICK = Config(
     moments_seeds=1,
     wide=64,
     wide_moments_seeds=0,
+    cost_examples=200,
     fit_epochs=300,
     shuffles=1,
     one_layer=(32, 1),
@@ -98,5 +101,5 @@ QUICK = Config(
     retrained=(3, 32),
     retrained_rates=(0.1,),
     retrained_seeds=1,
-    penalty_examples=16,
+    penalty_examples=8,
 )

@@ -47,5 +47,5 @@ def every_layer_rows(
         }
     seconds = {"train_seconds": trained - start, "marginal_seconds": time.perf_counter() - trained}
     yield {"kind": "every layer time", **shape, **seconds}
-    cost = cost_columns(run.best, images.train, rates[0])
+    cost = cost_columns(config, run.best, images.train, rates[0])
     yield {"kind": "every layer cost", **shape, "rate": rates[0], **cost}

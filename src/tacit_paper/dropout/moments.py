@@ -16,10 +16,8 @@ from tacit.regularizers import Regularizer, dropout_moments, explicit_dropout
 from tacit.regularizers.dropout import batch_penalty
 from tacit_paper import Row
 from tacit_paper.dropout.columns import known_regularizer
+from tacit_paper.dropout.config import Config
 from tacit_paper.dropout.training import Examples
-
-COST_EXAMPLES = 4096
-"""Number of examples on which the costs of columns are measured."""
 
 
 def member_objective(ensemble: Ensemble, member: int, rate: float, data: Examples) -> Objective:
@@ -54,16 +52,16 @@ def moments_penalty(ensemble: Ensemble, rates: Tensor, examples: int) -> BatchPe
     return evaluate
 
 
-def cost_columns(ensemble: Ensemble, data: Examples, rate: float) -> Row:
+def cost_columns(config: Config, ensemble: Ensemble, data: Examples, rate: float) -> Row:
     """Seconds of ∇L, and of the columns of explicit dropout and of dropout by moments.
 
     They are those of one network and the first examples.
     """
-    examples = (data[0][:COST_EXAMPLES], data[1][:COST_EXAMPLES])
-    objective = member_objective(ensemble, 0, rate, examples)
+    pixels, labels = (tensor[: config.cost_examples] for tensor in data)
+    objective = member_objective(ensemble, 0, rate, (pixels, labels))
     params = objective.params
     return {
-        "examples": len(examples[0]),
+        "examples": len(pixels),
         "gradient_seconds": _seconds(lambda: objective.gradient(params)),
         "explicit_dropout_seconds": _seconds(lambda: explicit_dropout(objective).gradient(params)),
         "dropout_moments_seconds": _seconds(lambda: dropout_moments(objective).gradient(params)),

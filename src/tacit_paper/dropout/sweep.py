@@ -45,7 +45,8 @@ def architecture_rows(config: Config, device: str, depth: int, width: int) -> It
     yield {"kind": "time", **shape, **seconds}
     if rows:
         rate = config.moments_rates[0]
-        yield {"kind": "cost", **shape, "rate": rate, **cost_columns(run.best, images.train, rate)}
+        cost = cost_columns(config, run.best, images.train, rate)
+        yield {"kind": "cost", **shape, "rate": rate, **cost}
 
 
 def one_layer_rows(config: Config, device: str) -> Iterator[Row]:
