@@ -23,7 +23,7 @@ from tacit_paper.dropout.claims import spearman
 from tacit_paper.dropout.columns import dropout_columns, explicit_penalty
 from tacit_paper.dropout.config import EveryLayer
 from tacit_paper.dropout.figure import ARMS as DRAWN_ARMS
-from tacit_paper.dropout.moments import member_objective, moments_column, moments_penalty
+from tacit_paper.dropout.moments import moments_column, moments_penalty
 from tacit_paper.dropout.retraining import _compare
 from tacit_paper.dropout.training import (
     Images,
@@ -212,7 +212,10 @@ def test_dropout_by_moments_is_that_of_each_member_at_its_rate():
     values = penalty(params, inputs.expand(2, 30, 5), labels.expand(2, 30), chosen)
     gradients = torch.autograd.grad(values.sum(), list(params.values()))
     for position, m in enumerate(chosen.tolist()):
-        objective = member_objective(ensemble, m, rates[m], data)
+        model = ensemble.module(m)
+        for layer in (model[2], model[5]):
+            layer.p = rates[m]
+        objective = tacit.Objective(model, F.cross_entropy, data)
         regularizer = tacit.regularizers.dropout_moments(objective)
         expected = regularizer.gradient(ensemble.member(m))["dropout_moments"]
         assert float(values[position].detach()) == pytest.approx(

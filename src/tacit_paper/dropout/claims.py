@@ -153,7 +153,7 @@ def _one_layer(rows: Table) -> Evidence | None:
     spread = float(((by_seed.max() - by_seed.min()) / by_seed.mean().abs()).max())
     layers, count = int(networks.dropout_layers.max()), networks.rate.nunique()
     return Evidence(
-        f"{layers} dropout layers act at depth 1; λ̂ differs by {spread:.0e} between {count} rates",
+        f"{layers} dropout layers act at depth 1; λ̂ differs by {spread:.1g} between {count} rates",
         layers == 0 and count > 1 and spread < 1e-6,
     )
 

@@ -40,7 +40,7 @@ def dropout_columns(ensemble: Ensemble, data: Any) -> dict[Regularizer, Params]:
     columns = {"weighted_l2": weighted}
     for name, tensor in weighted.items():
         columns[f"weighted_l2[{name.removesuffix('.weight')}]"] = {name: tensor}
-    columns["explicit_dropout"] = _explicit_column(ensemble, member_data)
+    columns["explicit_dropout"] = explicit_column(ensemble, member_data)
     return {known_regularizer(name, column): column for name, column in columns.items()}
 
 
@@ -93,7 +93,7 @@ def explicit_penalty(ensemble: Ensemble, params: Params, inputs: Tensor) -> Tens
     return total
 
 
-def _explicit_column(ensemble: Ensemble, data: MemberData) -> Params:
+def explicit_column(ensemble: Ensemble, data: MemberData) -> Params:
     """The gradient of `explicit_penalty` over all data, summed in float64."""
     sums = {n: torch.zeros_like(p, dtype=torch.float64) for n, p in ensemble.params.items()}
     for inputs, _ in data.slices(_examples_per_slice(ensemble, data)):

@@ -1,44 +1,50 @@
-"""Dropout by moments for all members of an ensemble: its column, and what it costs."""
+"""Dropout by moments for all members of an ensemble: its column, and what a column costs."""
 
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
-from tacit import Objective
 from tacit.ensembles import Ensemble
+from tacit.ensembles.data import assign_data
+from tacit.ensembles.evaluation import differentiate, mean_gradients
 from tacit.ensembles.training import BatchPenalty
-from tacit.objective.params import Params
-from tacit.regularizers import Regularizer, dropout_moments, explicit_dropout
+from tacit.objective.params import Params, float64_zeros
+from tacit.regularizers import Regularizer
 from tacit.regularizers.dropout import batch_penalty
 from tacit_paper import Row
-from tacit_paper.dropout.columns import known_regularizer
+from tacit_paper.dropout.columns import explicit_column, known_regularizer
 from tacit_paper.dropout.config import Config
 from tacit_paper.dropout.training import Examples
 
-
-def member_objective(ensemble: Ensemble, member: int, rate: float, data: Examples) -> Objective:
-    """The objective of one member, whose dropout layers have its rate."""
-    model = ensemble.module(member)
-    for layer in model.modules():
-        if isinstance(layer, nn.Dropout):
-            layer.p = rate
-    return Objective(model, F.cross_entropy, data)
+ENTRIES = {"cpu": 2**20, "cuda": 2**27}
+"""Entries of the covariances of one layer, of all members and examples at a time, by device."""
 
 
 def moments_column(
     ensemble: Ensemble, data: Examples, rates: Sequence[float]
 ) -> dict[Regularizer, Params]:
-    """The column of dropout by moments, one member after the other; its strength should be 1."""
-    columns = []
-    for m, rate in enumerate(rates):
-        regularizer = dropout_moments(member_objective(ensemble, m, rate, data))
-        columns.append(regularizer.gradient(ensemble.member(m))["dropout_moments"])
-    stacked = {n: torch.stack([column[n] for column in columns]) for n in ensemble.params}
-    return {known_regularizer("dropout_moments", stacked): stacked}
+    """The column of `tacit.regularizers.dropout_moments` of every member at its rate.
+
+    The rates are in it: its strength should be 1.
+    """
+    like, sums = ensemble.first_tensor, float64_zeros(ensemble.params)
+    member_data = assign_data(data, len(ensemble), like)
+    member_rates = like.new_tensor(rates)
+    penalty = batch_penalty(ensemble.model, F.cross_entropy)
+    widest = max(p.shape[1] for p in ensemble.params.values())
+    size = max(1, ENTRIES.get(like.device.type, 2**20) // (widest**2 * len(ensemble)))
+    for inputs, targets in member_data.slices(size):
+
+        def total(params: Params, inputs: Tensor = inputs, targets: Tensor = targets) -> Tensor:
+            return penalty(params, inputs, targets, rates=member_rates).sum(-1)
+
+        for name, gradient in differentiate(total, ensemble.params).gradients.items():
+            sums[name].add_(gradient, alpha=1 / member_data.examples)
+    return {known_regularizer("dropout_moments", sums): sums}
 
 
 def moments_penalty(ensemble: Ensemble, rates: Tensor, examples: int) -> BatchPenalty:
@@ -57,14 +63,16 @@ def cost_columns(config: Config, ensemble: Ensemble, data: Examples, rate: float
 
     They are those of one network and the first examples.
     """
+    network = ensemble.select([0])
     pixels, labels = (tensor[: config.cost_examples] for tensor in data)
-    objective = member_objective(ensemble, 0, rate, (pixels, labels))
-    params = objective.params
+    examples = assign_data((pixels, labels), 1, network.first_tensor)
     return {
         "examples": len(pixels),
-        "gradient_seconds": _seconds(lambda: objective.gradient(params)),
-        "explicit_dropout_seconds": _seconds(lambda: explicit_dropout(objective).gradient(params)),
-        "dropout_moments_seconds": _seconds(lambda: dropout_moments(objective).gradient(params)),
+        "gradient_seconds": _seconds(lambda: mean_gradients(network, F.cross_entropy, examples)),
+        "explicit_dropout_seconds": _seconds(lambda: explicit_column(network, examples)),
+        "dropout_moments_seconds": _seconds(
+            lambda: moments_column(network, (pixels, labels), [rate])
+        ),
     }
 
 
