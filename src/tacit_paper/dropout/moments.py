@@ -48,11 +48,15 @@ def moments_column(
 
 
 def moments_penalty(ensemble: Ensemble, rates: Tensor, examples: int) -> BatchPenalty:
-    """Dropout by moments at the rate of each network, on the first examples of a batch."""
+    """Dropout by moments at the rate of each network, on the first examples of a batch.
+
+    Weights that are no longer finite count as zero: their network's loss is NaN anyway, and the
+    factorisation of NaN would stop all networks.
+    """
     penalty = batch_penalty(ensemble.model, F.cross_entropy)
 
     def evaluate(params: Params, inputs: Tensor, targets: Tensor, members: Tensor) -> Tensor:
-        part = slice(examples)
+        part, params = slice(examples), {n: p.nan_to_num(0, 0, 0) for n, p in params.items()}
         return penalty(params, inputs[:, part], targets[:, part], rates=rates[members]).mean(-1)
 
     return evaluate
