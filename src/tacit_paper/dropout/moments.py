@@ -20,8 +20,11 @@ from tacit_paper.dropout.columns import explicit_column, known_regularizer
 from tacit_paper.dropout.config import Config
 from tacit_paper.dropout.training import Examples
 
-ENTRIES = {"cpu": 2**20, "cuda": 2**27}
-"""Entries of the covariances of one layer, of all members and examples at a time, by device."""
+ENTRIES = {"cpu": 2**20, "cuda": 2**28}
+"""Most entries of the covariances of one layer, of all members and examples at a time, by device.
+A GPU is idle most of the time if there are few: a step is hundreds of operations."""
+COPIES = 16
+"""Tensors of that size that the forward and backward pass hold for each linear layer."""
 
 
 def moments_column(
@@ -35,9 +38,7 @@ def moments_column(
     member_data = assign_data(data, len(ensemble), like)
     member_rates = like.new_tensor(rates)
     penalty = batch_penalty(ensemble.model, F.cross_entropy)
-    widest = max(p.shape[1] for p in ensemble.params.values())
-    size = max(1, ENTRIES.get(like.device.type, 2**20) // (widest**2 * len(ensemble)))
-    for inputs, targets in member_data.slices(size):
+    for inputs, targets in member_data.slices(_examples_at_once(ensemble)):
 
         def total(params: Params, inputs: Tensor = inputs, targets: Tensor = targets) -> Tensor:
             return penalty(params, inputs, targets, rates=member_rates).sum(-1)
@@ -45,6 +46,18 @@ def moments_column(
         for name, gradient in differentiate(total, ensemble.params).gradients.items():
             sums[name].add_(gradient, alpha=1 / member_data.examples)
     return {known_regularizer("dropout_moments", sums): sums}
+
+
+def _examples_at_once(ensemble: Ensemble) -> int:
+    """Number of examples of every member whose covariances fit into `ENTRIES` and into memory."""
+    device, itemsize = ensemble.first_tensor.device, ensemble.first_tensor.element_size()
+    entries = ENTRIES[device.type]
+    if device.type == "cuda":
+        layers = len(ensemble.params) // 2
+        free, _ = torch.cuda.mem_get_info(device)
+        entries = min(entries, free // (itemsize * COPIES * layers))
+    widest = max(p.shape[1] for p in ensemble.params.values())
+    return max(1, entries // (widest**2 * len(ensemble)))
 
 
 def moments_penalty(ensemble: Ensemble, rates: Tensor, examples: int) -> BatchPenalty:
