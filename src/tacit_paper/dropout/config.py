@@ -71,7 +71,7 @@ class Config:
     """Dropout rates of the networks that are trained again without dropout."""
     retrained_seeds: int = 10
     """Number of seeds of the networks that are trained again without dropout."""
-    penalty_examples: int = 128
+    penalty_examples: int = 64
     """Examples of each minibatch on which a penalty in place of dropout is computed."""
 
 
