@@ -145,7 +145,7 @@ def _settings(result: Result) -> str:
 def _image(svg: bytes, experiment: Experiment) -> str:
     title, image = html.escape(read_text(experiment).title), base64.b64encode(svg).decode()
     least, most = _widths(svg)
-    return f"""<div class="scroll"><img alt="{title}"
+    return f"""<div class="scroll"><img alt="{title}" decoding="async"
 style="min-width: {least}px; max-width: {most}px"
 src="data:image/svg+xml;base64,{image}"></div>"""
 

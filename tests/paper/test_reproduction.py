@@ -38,7 +38,11 @@ PROBE = """<script>addEventListener("load", () => { setTimeout(() => {
   });
   const scrollWidth = document.documentElement.scrollWidth;
   const font = getComputedStyle(document.body).fontSize;
-  document.body.dataset.measured = JSON.stringify({images, scrollWidth, font, innerWidth});
+  const claims = [...document.querySelectorAll(".claims tbody tr")].map(row => {
+    const {bottom, right} = row.getBoundingClientRect();
+    return {bottom, right, cut: [...row.cells].some(cell => cell.scrollWidth > cell.clientWidth)};
+  });
+  document.body.dataset.measured = JSON.stringify({images, claims, scrollWidth, font, innerWidth});
 }, 300); });</script>"""
 
 
@@ -100,6 +104,11 @@ def test_a_browser_shows_every_figure_in_narrow_and_wide_windows(page, tmp_path,
         "the page is wider than its window"
     )
     assert measured["font"] == "16px"
+    rows = measured["claims"]
+    assert len(rows) == sum(len(find_experiment(name).CLAIMS) for name in EXPERIMENTS)
+    assert all(row["right"] <= width and not row["cut"] for row in rows)
+    first_screen = [row for row in rows if row["bottom"] <= 800]
+    assert len(first_screen) >= min(2, len(rows)), "the first screen is not the claims"
 
 
 @needs_browser
