@@ -58,7 +58,7 @@ def write_page(out: Path) -> Path:
         errors="".join(errors),
         sections=sections or "<p>No finished results yet.</p>",
         slips="\n".join(
-            f"<li><b>{html.escape(slip.place)}.</b> {html.escape(slip.text)}</li>" for slip in SLIPS
+            f"<li><b>{_prose(slip.place)}.</b> {_prose(slip.text)}</li>" for slip in SLIPS
         ),
     )
     content = text.encode(errors="backslashreplace")  # names of folders need not be text
@@ -79,6 +79,11 @@ def _experiment(shown: Shown) -> str:
     return shown.result.metadata["experiment"]
 
 
+def _prose(text: str) -> str:
+    """A text of a docstring or a claim, with what stands between backticks as code."""
+    return re.sub(r"`([^`]+)`", r"<code>\1</code>", html.escape(text))
+
+
 def _heading(name: str) -> str:
     experiment = find_experiment(name)
     return f"{experiment.FIGURE} · {read_text(experiment).title}"
@@ -92,15 +97,13 @@ def _claim(verdict: Verdict, *, linked: bool) -> str:
     """A line of the table: claim, verdict, numbers and figure."""
     claim, figure = verdict.claim, find_experiment(verdict.experiment).FIGURE
     size = "" if verdict.preset in ("", "paper") else f"{verdict.preset} size"
-    notes = "".join(
-        f"<small>{html.escape(note)}</small>" for note in (size, verdict.caveat) if note
-    )
-    place = "" if claim.place == figure else f"<small>{html.escape(claim.place)}</small>"
+    notes = "".join(f"<small>{_prose(note)}</small>" for note in (size, verdict.caveat) if note)
+    place = "" if claim.place == figure else f"<small>{_prose(claim.place)}</small>"
     state = html.escape(verdict.state)
     link = _link(verdict.experiment, figure) if linked else html.escape(figure)
-    return f"""<tr><td class="claim">{html.escape(claim.statement)} {place}</td>
+    return f"""<tr><td class="claim">{_prose(claim.statement)} {place}</td>
 <td><span class="verdict {state.replace(" ", "-")}">{state}</span></td>
-<td class="number">{html.escape(verdict.number)}{notes}</td>
+<td class="number">{_prose(verdict.number)}{notes}</td>
 <td class="figure">{link}</td></tr>"""
 
 
@@ -109,7 +112,7 @@ def _section(name: str, shown: Sequence[Shown]) -> str:
     text = read_text(find_experiment(name))
     first, *others = shown
     figure, *more = first.images
-    details = "".join(f"<p>{html.escape(paragraph)}</p>" for paragraph in text.details)
+    details = "".join(f"<p>{_prose(paragraph)}</p>" for paragraph in text.details)
     folded = f"<details><summary>Details</summary>{details}</details>" if details else ""
     rest = "\n".join(
         f"<details class='other'><summary>The same at {_size(one.result)}</summary>\n"
@@ -119,7 +122,7 @@ def _section(name: str, shown: Sequence[Shown]) -> str:
     return f"""<section id="{html.escape(name)}">
 <h2>{html.escape(_heading(name))} <small>{_size(first.result)}</small></h2>
 <figure>{figure}
-<figcaption>{html.escape(text.caption)}</figcaption></figure>
+<figcaption>{_prose(text.caption)}</figcaption></figure>
 {"".join(more)}
 {folded}
 {first.numbers}

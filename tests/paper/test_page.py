@@ -164,6 +164,14 @@ def test_what_failed_stands_beside_a_number_that_is_not_met(tmp_path, experiment
         assert parsed.text.count(words) == 1
 
 
+def test_names_between_backticks_are_code(tmp_path, experiment):
+    experiment.__doc__ = "Title\n\nWith `<b>tacit.l2</b>` and one ` alone."
+    store_result(tmp_path / "toy", "toy", "paper", [{"value": 1.0}])
+    text, parsed = write(tmp_path)
+    assert "With <code>&lt;b&gt;tacit.l2&lt;/b&gt;</code> and one ` alone." in text
+    assert [tag for tag, _ in parsed.tags].count("b") == len(SLIPS)  # no other
+
+
 def test_versions_and_slips_are_on_the_page(tmp_path, experiment, monkeypatch):
     store_result(tmp_path / "toy", "toy", "paper", [{"value": 1.0}])
     _, parsed = write(tmp_path)
