@@ -80,8 +80,9 @@ def _experiment(shown: Shown) -> str:
 
 
 def _prose(text: str) -> str:
-    """A text of a docstring or a claim, with what stands between backticks as code."""
-    return re.sub(r"`([^`]+)`", r"<code>\1</code>", html.escape(text))
+    """A text of a docstring or a claim: backticks are code, and no line ends inside `≤ 5 %`."""
+    unbroken = re.sub(r" (?=%)|(?<=[≤≥≈]) ", "\N{NO-BREAK SPACE}", html.escape(text))
+    return re.sub(r"`([^`]+)`", r"<code>\1</code>", unbroken)
 
 
 def _heading(name: str) -> str:
@@ -96,14 +97,16 @@ def _link(name: str, text: str) -> str:
 def _claim(verdict: Verdict, *, linked: bool) -> str:
     """A line of the table: claim, verdict, numbers and figure."""
     claim, figure = verdict.claim, find_experiment(verdict.experiment).FIGURE
-    size = "" if verdict.preset in ("", "paper") else f"{verdict.preset} size"
-    notes = "".join(f"<small>{_prose(note)}</small>" for note in (size, verdict.caveat) if note)
+    size = (
+        "" if verdict.preset in ("", "paper") else f" <small>{_prose(verdict.preset)} size</small>"
+    )
+    caveat = f'<small class="caveat">{_prose(verdict.caveat)}</small>' if verdict.caveat else ""
     place = "" if claim.place == figure else f"<small>{_prose(claim.place)}</small>"
     state = html.escape(verdict.state)
     link = _link(verdict.experiment, figure) if linked else html.escape(figure)
     return f"""<tr><td class="claim">{_prose(claim.statement)} {place}</td>
 <td><span class="verdict {state.replace(" ", "-")}">{state}</span></td>
-<td class="number">{_prose(verdict.number)}{notes}</td>
+<td class="number">{_prose(verdict.number)}{size}{caveat}</td>
 <td class="figure">{link}</td></tr>"""
 
 
