@@ -80,8 +80,8 @@ def _experiment(shown: Shown) -> str:
 
 
 def _prose(text: str) -> str:
-    """A text of a docstring or a claim: backticks are code, and no line ends inside `≤ 5 %`."""
-    unbroken = re.sub(r" (?=%)|(?<=[≤≥≈]) ", "\N{NO-BREAK SPACE}", html.escape(text))
+    """A text of a docstring or a claim: backticks are code, and no line ends inside `η ≤ 5 %`."""
+    unbroken = re.sub(r" (?=[%≤≥≈])|(?<=[≤≥≈]) ", "\N{NO-BREAK SPACE}", html.escape(text))
     return re.sub(r"`([^`]+)`", r"<code>\1</code>", unbroken)
 
 
@@ -98,7 +98,9 @@ def _claim(verdict: Verdict, *, linked: bool) -> str:
     """A line of the table: claim, verdict, numbers and figure."""
     claim, figure = verdict.claim, find_experiment(verdict.experiment).FIGURE
     size = (
-        "" if verdict.preset in ("", "paper") else f" <small>{_prose(verdict.preset)} size</small>"
+        ""
+        if verdict.preset in ("", "paper")
+        else f" <small>{_prose(verdict.preset)}&nbsp;size</small>"
     )
     caveat = f'<small class="caveat">{_prose(verdict.caveat)}</small>' if verdict.caveat else ""
     place = "" if claim.place == figure else f"<small>{_prose(claim.place)}</small>"
@@ -141,7 +143,7 @@ def _size(result: Result) -> str:
 def _settings(result: Result) -> str:
     """Settings, versions and hashes, folded; the versions that matter most are outside."""
     versions = result.metadata.get("versions") or {}
-    tacit = versions.get("tacit", "not installed").replace("not installed", "of a source tree")
+    tacit = versions.get("tacit", "not installed").replace("not installed", "without a version")
     made_with = html.escape(f"tacit {tacit}, torch {versions.get('torch')}")
     settings = json.dumps({key: result.metadata.get(key) for key in SETTINGS}, indent=2)
     return f"""<details><summary>Settings, versions and hashes ({result.metadata["rows"]:,} rows,
