@@ -4,6 +4,7 @@ from tacit.regularizers.activations import activation_norm
 from tacit.regularizers.contract import check_contract
 from tacit.regularizers.custom import regularizer
 from tacit.regularizers.data_dependent import mean_of
+from tacit.regularizers.dropout.moments import dropout_moments
 from tacit.regularizers.dropout.penalty import explicit_dropout
 from tacit.regularizers.elementwise import distance_to, hypentropy, l1, l2, power, smooth_l1
 from tacit.regularizers.family import (
@@ -41,6 +42,7 @@ __all__ = [
     "check_contract",
     "diagonal",
     "distance_to",
+    "dropout_moments",
     "explicit_dropout",
     "gradient_l1",
     "gradient_norm",

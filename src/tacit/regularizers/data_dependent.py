@@ -11,7 +11,7 @@ from tacit.errors import InputError, check_type
 from tacit.objective import derivatives
 from tacit.objective.deriving import has_shift, has_technique
 from tacit.objective.losses import BatchLoss
-from tacit.objective.objective import Objective, ObjectiveOptions
+from tacit.objective.objective import BATCH_SIZE, Objective, ObjectiveOptions
 from tacit.objective.params import Params, Scope, select, shorten
 from tacit.regularizers.family import Columns, Cost, Regularizer, whole_column
 
@@ -71,6 +71,7 @@ def mean_penalty(
     scope: Scope,
     name: str,
     cost: Cost,
+    compare: bool = True,
 ) -> Regularizer:
     """The mean of an objective as a regularizer.
 
@@ -80,8 +81,10 @@ def mean_penalty(
         scope: which rows the column covers.
         name: the name of the column.
         cost: what the column takes.
+        compare: whether its first gradient is compared with a finite difference; unnecessary where
+            autograd only passes once through the user's code.
     """
-    checked = False
+    checked = not compare
 
     def in_scope(params: Params) -> tuple[str, ...]:
         return select(params, scope, what=f"scope of {name}")
@@ -124,7 +127,9 @@ def mean_penalty(
     )
 
 
-def per_example(name: str, objective: Objective, penalties: BatchLoss) -> Objective:
+def per_example(
+    name: str, objective: Objective, penalties: BatchLoss, *, batch_size: int | None = None
+) -> Objective:
     """The objective of a penalty per example, with another one's model, examples and weights.
 
     It is evaluated in eval mode, with the other's choice of batch norm. The objective must be one
@@ -134,6 +139,7 @@ def per_example(name: str, objective: Objective, penalties: BatchLoss) -> Object
         name: the name of the penalty, for messages.
         objective: the other objective.
         penalties: penalties(model, batch) returns one number per example.
+        batch_size: most rows of data in tensors at once, where the objective's are too many.
     """
     needed = "the tacit.Objective of the model and its data"
     check_type(f"the objective of {name}", objective, Objective, needed)
@@ -152,6 +158,8 @@ def per_example(name: str, objective: Objective, penalties: BatchLoss) -> Object
     options: ObjectiveOptions = {"weights": objective.weights, "batch_norm": objective.batch_norm}
     if objective.batch_size is not None:
         options["batch_size"] = objective.batch_size
+    if batch_size is not None:
+        options["batch_size"] = min(batch_size, objective.batch_size or BATCH_SIZE)
     if objective.regroups:  # the same examples share a batch
         options |= {"draws": objective.draws, "seed": objective.seed}
     with derivatives.math_attention():

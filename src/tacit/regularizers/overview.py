@@ -241,6 +241,14 @@ CATALOGUE = (
         "l2 of the weights behind the layer, weighted by squared activations.",
     ),
     Entry(
+        "dropout_moments(objective)",
+        "mean_i [E_z ℓ(z, y_i) − ℓ(f(x_i), y_i)], z the outputs under dropout, from their moments",
+        "second-order",
+        EXAMPLES,
+        "explicit_dropout at q/(1−q), for small rates; its own strength is 1, since it has the "
+        "rates of the model's layers in it.",
+    ),
+    Entry(
         "layerwise(family)",
         "Σ_l λ_l R(θ_l), one strength per layer",
         "weights",

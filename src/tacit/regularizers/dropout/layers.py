@@ -62,26 +62,28 @@ def record_inputs(layers: Mapping[nn.Module, DropoutLayer]) -> Iterator[list[Lay
 
 
 @torch.inference_mode(mode=False)
-def dropout_layers(objective: Objective, *, by_layer: bool) -> dict[nn.Module, DropoutLayer]:
+def dropout_layers(
+    objective: Objective, *, by_layer: bool, name: str = "explicit_dropout"
+) -> dict[nn.Module, DropoutLayer]:
     """The model's dropout layers with p > 0; refused unless they are all of its randomness."""
     active = {
-        name: module
-        for name, module in named_modules(objective.model).items()
+        layer: module
+        for layer, module in named_modules(objective.model).items()
         if isinstance(module, _DropoutNd) and module.p > 0
     }
     unsupported = [
-        f"{name} ({type(module).__name__})"
-        for name, module in active.items()
+        f"{layer} ({type(module).__name__})"
+        for layer, module in active.items()
         if type(module).forward is not nn.Dropout.forward
     ]
     if unsupported:
         raise InputError(
-            "explicit_dropout needs nn.Dropout, which drops every entry independently; this model "
+            f"{name} needs nn.Dropout, which drops every entry independently; this model "
             f"has {shorten(unsupported)}. Replace them by nn.Dropout, or set their p to 0."
         )
     layers: dict[nn.Module, DropoutLayer] = {
-        module: DropoutLayer(name, i if by_layer else 0)
-        for i, (name, module) in enumerate(active.items())
+        module: DropoutLayer(layer, i if by_layer else 0)
+        for i, (layer, module) in enumerate(active.items())
     }
     calls_by_size: dict[int, list[LayerCall]] = {}
 
@@ -98,7 +100,7 @@ def dropout_layers(objective: Objective, *, by_layer: bool) -> dict[nn.Module, D
     objective.for_each_batch(derivatives.leaves(objective.point()), record, probe=True)
     if not any(calls_by_size.values()):
         raise InputError(
-            f"{type(objective.model).__name__} runs through no dropout layer: explicit_dropout "
+            f"{type(objective.model).__name__} runs through no dropout layer: {name} "
             "needs an nn.Dropout with p > 0, and cannot detect F.dropout. Use nn.Dropout modules."
         )
     return layers
