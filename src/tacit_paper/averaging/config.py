@@ -33,5 +33,5 @@ class Config:
 
 PAPER = Config()
 QUICK = Config(
-    steps=(10, 1000), seeds=2, width=24, train=500, warm_up=10, epochs=(2, 10), iterations=120
+    steps=(10, 1000), seeds=2, width=24, train=500, warm_up=10, epochs=(2, 5, 10), iterations=120
 )

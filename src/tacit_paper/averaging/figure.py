@@ -67,7 +67,7 @@ def _draw_strengths(axis: Any, networks: Table) -> None:
 
 def _draw_explained(axis: Any, networks: Table) -> None:
     """What the pull and ridge explain, at the mean and at the last weights."""
-    styles = {"explained_start": ("-", "pull to the start"), "explained_ridge": ("--", "ridge")}
+    styles = {"explained_start": ("-", "pull"), "explained_ridge": ("--", "ridge")}
     for kind, colour in COLOURS.items():
         points = networks[networks.kind == kind]
         for column, (dashes, name) in styles.items():

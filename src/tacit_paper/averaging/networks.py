@@ -35,8 +35,7 @@ class Problem(NamedTuple):
     model: nn.Module
     X: Tensor
     y: Tensor
-    test_X: Tensor
-    test_y: Tensor
+    test: tuple[Tensor, Tensor]
 
     def outputs(self, params: Params, X: Tensor) -> Tensor:
         """Logits at these weights."""
@@ -77,7 +76,8 @@ def make_problem(config: Config, seed: int) -> Problem:
     mean, deviation = NORMALISATION
     order = torch.randperm(len(pixels), generator=torch.Generator().manual_seed(seed))
     X, y = ((pixels - mean) / deviation).double()[order], labels[order]
-    return Problem(model, X[: config.train], y[: config.train], X[config.train :], y[config.train :])
+    test = (X[config.train :], y[config.train :])
+    return Problem(model, X[: config.train], y[: config.train], test)
 
 
 def average_sgd(config: Config, problem: Problem, seed: int) -> Iterator[Averages]:
@@ -172,11 +172,11 @@ def _distance(a: Params, b: Params) -> float:
 @torch.no_grad()
 def _divergence(problem: Problem, original: Params, params: Params) -> float:
     """Mean Kullback–Leibler divergence of predictions from the original's, on test examples."""
-    p, q = (F.log_softmax(problem.outputs(w, problem.test_X), 1) for w in (original, params))
+    p, q = (F.log_softmax(problem.outputs(w, problem.test[0]), 1) for w in (original, params))
     return float((p.exp() * (p - q)).sum(1).mean())
 
 
 @torch.no_grad()
 def _accuracy(problem: Problem, params: Params) -> float:
-    predicted = problem.outputs(params, problem.test_X).argmax(1)
-    return float((predicted == problem.test_y).double().mean())
+    X, y = problem.test
+    return float((problem.outputs(params, X).argmax(1) == y).double().mean())

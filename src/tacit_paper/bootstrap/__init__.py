@@ -1,10 +1,10 @@
 """Bootstrap recovery of the early-stopped regularizer
 
-Training is repeated on m − 1 resamples of one data set, and the equations of all m endpoints are
-stacked to estimate the penalty Λ(500) of early stopping. (A) Theory. (B) One endpoint: 10
-equations, 55 unknowns. (C, D) The pairs bootstrap at m = 50 and 100. (E, F) Distance to theory
-against m and against the noise σ, in units of ‖Λ‖: the estimate Λ̂ = 0 has distance 1. Resampling
-pairs helps only where noise is large; resampling residuals (orange) is exact.
+Training is repeated on resamples of one data set, and the equations of m endpoints are stacked to
+estimate the penalty Λ(500) of early stopping. (A) Theory. (B) One endpoint. (C, D) The pairs
+bootstrap. (E, F) Distance to theory against m and against the noise σ, in units of ‖Λ‖: the
+estimate Λ̂ = 0 has distance 1. Resampling pairs helps only where noise is large; resampling
+residuals (orange) is exact.
 
 Which bootstrap to use: Λ(t) is a function of XᵀX. The pairs bootstrap resamples X, so every
 resample has a different Λ and their equations contradict each other. The compromise is better than

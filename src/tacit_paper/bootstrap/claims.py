@@ -44,9 +44,7 @@ def _measure_weakness(rows: Table) -> Evidence | None:
 def _measure_spread(rows: Table) -> Evidence:
     by_noise = {kind: select(rows, "F", kind) for kind in ("pairs", "residual")}
     sigma = by_noise["residual"].sigma.min()
-    pairs, residual = (
-        table.relative[table.sigma == sigma].median() for table in by_noise.values()
-    )
+    pairs, residual = (table.relative[table.sigma == sigma].median() for table in by_noise.values())
     text = f"error at σ = {sigma:g}, m = 100: pairs {pairs:.2g}, residuals {residual:.0e}"
     return Evidence(text, bool(pairs > 1 and residual <= EXACT))
 

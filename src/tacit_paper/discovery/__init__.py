@@ -6,8 +6,9 @@ and smooth L1, with two kinks. (b) Gradient descent on β = u² − v². (c) Ada
 A penalty λΣ|θ|^p, in logarithms. Ticks are weights of the first replicate.
 
 (a) The kinks are at ±β = ±0.3. (b) From u = v = α the law is ¼·arcsinh(β/2α²), by the gradients
-added up along the path, where ridge explains little. (c) The law is ε·wθ/(1 − w|θ|), which has no
-bound on s′ but one on weights, 1/w. (d) The exponent is the slope of s′ in logarithms, plus 1.
+added up along the path; the panel says what ridge would explain of them. (c) The law is ε·wθ/(1 −
+w|θ|), which has no bound on s′ but one on weights, 1/w. (d) The exponent is the slope of s′ in
+logarithms, plus 1.
 
 Not in the paper. The spline of every panel has the same settings, and the candidates contain no
 other penalty.

@@ -2,9 +2,8 @@
 
 Gradient descent, the flow of the loss, and the flow of the modified loss L + (η/4)‖∇L‖² start at
 the same weights and run for the same time. Lines are the distances of descent from the two flows.
-On least squares and in a tanh network descent stays close to the modified flow, at every step and
-not only at the first. In a ReLU network the modified flow helps little: it is outside the theory,
-which needs smooth gradients.
+On least squares and in a tanh network descent stays close to the modified flow at every step. In a
+ReLU network the modified flow helps little: it is outside the theory, which needs smooth gradients.
 
 In a ReLU network the gradient jumps each time a unit switches on or off for an example, and the
 Hessian does not contain these jumps.

@@ -1,10 +1,9 @@
 """Implicit gradient regularization: the step size as a penalty
 
-Descent with steps of size η stays close to the flow of the loss plus λ‖∇L‖²/p, λ = ηp/4 (Barrett &
-Dherin 2021). (A) R_IG = ‖∇L‖²/p and (B) test accuracy against the estimated λ̂: a line per width, η
-grows along it; hollow networks fit less than 99 % of the training set. (C) Estimate against
-prediction. (D) Their ratio: below 1 with the column of ‖∇L‖², close to 1 with the next term of the
-flow; grey is least squares.
+Descent with steps η stays close to the flow of the loss plus λ‖∇L‖²/p, λ = ηp/4 (Barrett & Dherin
+2021). (A) R_IG = ‖∇L‖²/p and (B) test accuracy against the estimated λ̂: a line per width; hollow
+networks fit less than 99 % of the training set. (C) Estimate against prediction. (D) Their ratio:
+below 1 with the column of ‖∇L‖², close to 1 with the next term of the flow; grey is least squares.
 
 Networks of many widths were trained with many step sizes, and from each network five full-batch
 steps were compared with the flow over the same time. The prediction is the first term of a series

@@ -52,7 +52,5 @@ def check(rows: Table) -> list[Check]:
         at_least("fraction of networks where two columns are closer to 1", closer, 0.9),
         within("least squares: order of ratio − 1 in η, one column", order_first, 0.9, 1.1),
         within("least squares: order of ratio − 1 in η, two columns", order_second, 1.9, 2.1),
-        at_most(
-            untrained, len(networks) - len(trained), len(networks) // 2, tests="protocol"
-        ),
+        at_most(untrained, len(networks) - len(trained), len(networks) // 2, tests="protocol"),
     ]

@@ -1,10 +1,10 @@
 """Gradient deviations along the trajectory
 
 A network tanh(wx + b) with two weights. (A) Grey: gradient flow. Black: six steps of minibatch SGD.
-Orange arrows are the steps that the full gradient would take, blue arrows the deviations. (B) What
-penalties explain of the deviations. For the steps shown it is no more than by chance (grey), and
-nothing if one strength has to hold for all draws of the batches: the deviations are noise. The mean
-of whole shuffled epochs has the penalty that theory predicts.
+Orange arrows are the steps of the full gradient, blue arrows the deviations. (B) What penalties
+explain of the deviations. For the steps shown it is no more than by chance (grey), and nothing if
+one strength has to hold for all draws of the batches: the deviations are noise. The mean of whole
+shuffled epochs has the penalty that theory predicts.
 
 With the full batch, the deviation is rounding error and the fit reports 'no signal'. With
 minibatches, ∇L_b − ∇L has mean zero at every point, so no penalty has a strength that holds for all

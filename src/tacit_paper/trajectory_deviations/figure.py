@@ -71,7 +71,7 @@ def _draw_explained(axis: Any, rows: Table) -> None:
             if group == 0:
                 low, high = redrawn.low[name], redrawn.high[name]
                 label = "95 % of single draws" if k == 0 else None
-                axis.plot([low, high], [y, y], color="#d0d0d0", linewidth=9, label=label, zorder=1)
+                axis.barh(y, high - low, 0.14, left=low, color="#d0d0d0", label=label, zorder=1)
             label = name if group == 0 else None
             axis.plot(values[name], y, "o", color=colour, markersize=7, label=label, clip_on=False)
     axis.set(xlim=(-0.02, 1.02), ylim=(2.6, -0.6), xlabel="explained fraction of the deviation")

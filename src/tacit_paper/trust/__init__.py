@@ -2,9 +2,9 @@
 
 Ten problems whose candidates are those that were applied, and ten whose fit is wrong for a known
 reason. Above: how often a fit of a well-specified problem reports any Problem, a false alarm.
-Below: how often a fit of a misspecified problem reports the kind of Problem that is listed for it.
-Lines are the 95 % intervals of these counts, and the shaded parts are what is promised: at most 5 %
-false alarms, and at least 90 % power.
+Below: how often a fit of a misspecified problem reports the kind that is listed for it. Lines are
+95 % intervals of these counts; shaded is what is promised: at most 5 % false alarms, and at least
+90 % power.
 
 Every seed has new data, initial weights and batches. The misspecified problems are everyday
 mistakes: a penalty that is missing or of another family, a wrong scope, an optimizer whose decay is
