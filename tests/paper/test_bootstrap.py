@@ -77,7 +77,7 @@ def test_claims_rest_on_their_rows():
     assert not any(claim.measure(swapped).agrees for claim in (crossover_claim, weakness, spread))
     falling = rows.copy()
     joined = falling.series == "joined"
-    falling.loc[joined, "relative"] = 6 / falling.m[joined]  # as if it went on for ever
+    falling.loc[joined, "relative"] = 1000 / falling.m[joined]  # as if it went on for ever
     assert not floor.measure(falling).agrees
     earlier = rows.copy()
     earlier.loc[(earlier.series == "draw"), "relative"] /= 10

@@ -18,7 +18,7 @@ As published: data, seeds, pools of 100 endpoints, σ. Different: the residual b
 beside the published one. (E) Lines are medians over pools and bands their range. Around m = p = 10
 the equations barely determine Λ and the error is heavy-tailed: single pools lie several times above
 the rest and dominate the published mean (dotted). The published panel ends at m = 100, where the
-error still falls; joining forty pools to one shows where the pairs bootstrap stops. (F) Further
+error still falls; joining many pools to one shows the floor below it. (F) Further
 draws of the data are added, with the crossover of each (ticks). Over the forty draws of the paper
 preset the crossovers lie between σ ≈ 4 and σ ≈ 15, most of them above the published one near 6.
 """

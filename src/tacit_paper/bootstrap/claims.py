@@ -18,16 +18,17 @@ def _measure_crossover(rows: Table) -> Evidence:
 
 
 def _measure_floor(rows: Table) -> Evidence | None:
-    errors = select(rows, "E", "joined").set_index("m").relative.sort_index()
-    if errors.index[-1] < 2000:
+    pairs = select(rows, "E", "pairs")
+    joined = select(rows, "E", "joined").sort_values("m").tail(2)
+    if joined.m.min() < 2000:
         return None
-    shown, last = (float(errors.iloc[k]) for k in (0, -1))
+    shown = pairs.relative[pairs.m == pairs.m.max()].median()
+    before, last = joined.relative
     text = (
-        f"‖Λ̂ − Λ‖/‖Λ‖ = {shown:.2f} at m = {errors.index[0]:,.0f}, "
-        f"{last:.2f} at m = {errors.index[-1]:,.0f}"
+        f"‖Λ̂ − Λ‖/‖Λ‖ = {shown:.2f} at m = {pairs.m.max():,.0f}, {before:.2f} and {last:.2f} "
+        f"at m = {joined.m.min():,.0f} and {joined.m.max():,.0f}"
     )
-    still_falling = last / float(errors.iloc[-2])
-    return Evidence(text, 0.05 <= last <= 1 and still_falling >= 0.8)
+    return Evidence(text, bool(0.05 <= last <= 1 and last / before >= 0.9))
 
 
 def _measure_weakness(rows: Table) -> Evidence | None:
