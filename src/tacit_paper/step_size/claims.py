@@ -30,8 +30,7 @@ def _measure_relationships(rows: Table) -> Evidence | None:
     with_accuracy = _rank_correlation(trained, "test_accuracy")
     text = (
         f"rank correlation with λ̂: R_IG {_signed(with_gradient)}, accuracy "
-        f"{_signed(with_accuracy)}; fitted networks of one width: accuracy rises in "
-        f"{up} of {pairs} pairs"
+        f"{_signed(with_accuracy)}; where fitted, accuracy rises in {up} of {pairs} pairs"
     )
     return Evidence(text, with_gradient < -0.4 and with_accuracy > 0.4 and up / pairs < 0.8)
 
