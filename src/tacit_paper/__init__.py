@@ -32,6 +32,7 @@ EXPERIMENTS = (
     "step-size",
     "bootstrap",
     "long-horizon",
+    "averaging",
     "coverage",
     "training-coverage",
     "trust",
