@@ -53,7 +53,7 @@ class Config:
     """Number of seeds of these networks; its cost grows with the cube of the width."""
     wide: int = 512
     """Width from which there are `wide_moments_seeds`."""
-    wide_moments_seeds: int = 2
+    wide_moments_seeds: int = 1
     cost_examples: int = 4096
     """Number of examples on which the costs of columns are measured."""
     fit_rate: float = 0.05

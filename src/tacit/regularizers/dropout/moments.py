@@ -24,7 +24,7 @@ from tacit.regularizers.dropout.skewed import (
 )
 from tacit.regularizers.family import Regularizer
 
-ENTRIES = {"cpu": 2**22, "cuda": 2**25}
+ENTRIES = {"cpu": 2**22, "cuda": 2**26}
 """Entries of the covariances of the examples that are propagated at once, by kind of device."""
 
 
