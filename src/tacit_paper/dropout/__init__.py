@@ -17,7 +17,7 @@ without them, at the same weights. Explained fractions are free of the noise of 
 order is the explicit regularizer of Wei, Kakade & Ma, with theory coefficient q/(1−q). Moments
 is `dropout_moments`: mean and covariance of the activations are propagated through the network,
 and the logits are skewed; its theory coefficient is 1. It is fitted at some of the rates, on five
-seeds, and on two at width 512. Ridge weighted by activations, and one strength per layer, explain
+seeds, and on one at width 512. Ridge weighted by activations, and one strength per layer, explain
 little more than ridge. Rows also hold fits of several families jointly, and the cost of a column.
 
 The details figure has one column per architecture. Dots of the first row are coloured by the loss

@@ -50,7 +50,7 @@ class Config:
     moments_rates: tuple[float, ...] = (0.1, 0.3, 0.5)
     """Rates at which dropout by moments is one of the candidates, at the best weights."""
     moments_seeds: int = 5
-    """Number of seeds of these networks; its cost grows with the cube of the width."""
+    """Number of seeds of these networks; the cost grows with the square of the width."""
     wide: int = 512
     """Width from which there are `wide_moments_seeds`."""
     wide_moments_seeds: int = 1
