@@ -31,6 +31,7 @@ from tacit_paper.elastic_net.checks import check
 from tacit_paper.elastic_net.config import PAPER, QUICK, Config
 from tacit_paper.elastic_net.estimates import polished_rows, sweep_rows
 from tacit_paper.elastic_net.figure import plot
+from tacit_paper.elastic_net.nonsmooth import nonsmooth_rows
 from tacit_paper.elastic_net.retraining import retrained_rows
 
 __all__ = ["CLAIMS", "FIGURE", "PAPER", "QUICK", "Config", "check", "plot", "work"]
@@ -49,5 +50,6 @@ def work(config: Config, device: str) -> Work:
             f"polished {g[0]} to {g[-1]}": partial(polished_rows, config, device, seeds=g)
             for g in groups
         },
+        "nonsmooth": partial(nonsmooth_rows, config, device),
         "retrained": partial(retrained_rows, config, device),
     }
