@@ -72,8 +72,8 @@ def published_columns(sweep: Sweep, run: Run, exact: Sequence[Fit]) -> list[Row]
     settings = FitSettings(config.fit_rate, config.fit_epochs, config.fit_patience)
     strengths, epochs, _ = fit_as_published(products, settings)
     rows = []
-    for (l1_hat, l2_hat), count, fit in zip(strengths.tolist(), epochs, exact, strict=True):
-        l1_exact, l2_exact = fit.strengths.values()
+    for (l1_hat, l2_hat), count, solution in zip(strengths.tolist(), epochs, exact, strict=True):
+        l1_exact, l2_exact = solution.strengths.values()
         rows.append(
             {
                 "fit_epochs": int(count),
@@ -81,7 +81,7 @@ def published_columns(sweep: Sweep, run: Run, exact: Sequence[Fit]) -> list[Row]
                 "l2_hat": l2_hat,
                 "l1_distance": _relative_distance(l1_hat, l1_exact),
                 "l2_distance": _relative_distance(l2_hat, l2_exact),
-                "problems": join_kinds(fit.problems),
+                "problems": join_kinds(solution.problems),
             }
         )
     return rows
