@@ -103,19 +103,22 @@ def measure_nonsmooth(rows: Table) -> Evidence | None:
 
 
 def measure_curvature(rows: Table) -> Evidence | None:
-    """How many networks have positive curvature: at a minimum, and where SGD stopped."""
-    last = rows[rows.estimate == "retrained true"]
-    if "curvature" not in rows or len(last) < 2:
-        return None
+    """Whether the Hessian of L + R is positive definite: where SGD stopped, and at minima.
+
+    Where SGD stopped there is one certificate per network and set of strengths: true, from epochs,
+    and from the last weights.
+    """
+    last = rows[rows.estimate.str.startswith("retrained")]
     minima = rows[rows.estimate == "polished"]
-    at_last, at_minima = ((t.verdict == "locally unique").sum() for t in (last, minima))
-    certified = len(minima) - (minima.verdict == "").sum()
+    if "curvature" not in rows or len(last) <= 3:
+        return None
+    negative = int((last.curvature < 0).sum())
+    definite = int(((minima.curvature > 0) & (minima.verdict == "locally unique")).sum())
     text = (
-        f"positive definite: {at_last} of {len(last)} last weights of SGD, {at_minima} of "
-        f"{len(minima)} minima"
+        f"where SGD stops: negative curvature for {negative} of {len(last)} fits; at minima: "
+        f"positive definite, {definite} of {len(minima)}"
     )
-    agrees = at_last < len(last) / 2 and at_minima >= 0.8 * certified and certified > 0
-    return _evidence(text, bool(agrees))
+    return _evidence(text, negative >= len(last) / 2 and definite >= 0.9 * len(minima))
 
 
 def measure_retraining(rows: Table) -> Evidence | None:
@@ -197,7 +200,7 @@ CLAIMS = (
         "App. A",
         "holds with a caveat",
         measure_curvature,
-        "It holds at minima; SGD with early stopping does not end at one.",
+        "It holds at minima; the weights at which SGD stops mostly are none.",
     ),
     Claim(
         "Retraining with the estimated regularizer recovers the weights.",
