@@ -82,7 +82,7 @@ def measure_large(rows: Table) -> Evidence | None:
         f"condition number at λ₂ = 10: {ends[0]} to {ends[1]} (else ≤ {conditions[1].max():.1f}), "
         f"{flagged:.0%} with a Problem"
     )
-    agrees = conditions[0].min() >= 3 * conditions[1].max() and flagged >= 0.9
+    agrees = conditions[0].min() > 3 * conditions[1].max() and flagged >= 0.9
     return _evidence(text, bool(agrees))
 
 
