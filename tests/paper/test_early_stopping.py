@@ -1,6 +1,7 @@
 """Early stopping in least squares: the exact penalty, its estimates, and the figure."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -197,7 +198,8 @@ def test_the_figure_is_drawn_only_from_stored_rows(quick, tmp_path):
     figure = experiment.plot(pd.read_parquet(tmp_path / "rows.parquet"))
     figure.savefig(tmp_path / "figure.png")
     titles = [axis.get_title(loc="left") for axis in figure.get_axes()]
-    assert [title[0] for title in titles if title[1:3] == "  "] == list("ABBCDE")
+    letters = [title.split("  ")[0] for title in titles if "  " in title]
+    assert letters == ["A", "B", "B′", "C", "C′", "D", "E"]
 
 
 def test_presets_differ_only_in_sizes():
@@ -205,3 +207,53 @@ def test_presets_differ_only_in_sizes():
     sizes = ("pools", "datasets", "endpoints", "checkpoints")
     assert replace(quick, **{name: getattr(paper, name) for name in sizes}) == paper
     assert set(quick.endpoints) >= {1, 9, 10, 100}
+
+
+# What the paper says, beside the stored rows.
+
+
+@pytest.fixture(scope="module")
+def stored_rows():
+    """The stored rows of the paper's size."""
+    root = Path(__file__).parents[2]
+    return pd.read_parquet(root / "results" / "paper" / "early-stopping" / "rows.parquet")
+
+
+def evidence_by_measure(rows):
+    return {claim.measure.__name__: claim.measure(rows) for claim in experiment.CLAIMS}
+
+
+def set_values(panel, series, change):
+    """A change of rows: other values in one series."""
+
+    def changed(rows):
+        chosen = (rows.panel == panel) & (rows.series == series)
+        return rows.assign(value=rows.value.where(~chosen, change(rows)))
+
+    return changed
+
+
+CHANGES = {
+    "measure_identity": set_values("identity", "half-MSE step", lambda rows: 1e-3),
+    "measure_exact_recovery": set_values("B", "float64", lambda rows: 1e-6),
+    "measure_same_weights": set_values("C", "dataset", lambda rows: 1e-3),
+    "measure_diagonals": set_values("C", "estimate", lambda rows: 0.0075),
+    "measure_steepness": set_values("D", "min_delta", lambda rows: 1e-14),
+    "measure_richer_signal": set_values("D", "min_delta", lambda rows: rows.value / 100),
+    "measure_tight_match": set_values("E", "scalar", lambda rows: rows["trace"]),
+    "measure_decay": set_values("E", "scalar", lambda rows: 1.0),
+}
+"""By claim, a change of rows that refutes its verdict."""
+
+
+def test_stored_rows_agree_with_all_verdicts(stored_rows):
+    assert {claim.measure.__name__ for claim in experiment.CLAIMS} == set(CHANGES)
+    for evidence in evidence_by_measure(stored_rows).values():
+        assert evidence.agrees is True, evidence.text
+        assert "nan" not in evidence.text
+    assert all(number.holds for number in experiment.check(stored_rows))
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_changed_rows_disagree_with_the_verdict(name, stored_rows):
+    assert not evidence_by_measure(CHANGES[name](stored_rows))[name].agrees

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 import tacit
 from tacit import ensembles
-from tacit_paper import elastic_net, plots
+from tacit_paper import elastic_net, figure_plots, plots, read_text
 from tacit_paper.elastic_net.checks import (
     EFFECTIVE_CELLS,
     UNIDENTIFIED_KINDS,
@@ -22,6 +22,8 @@ from tacit_paper.elastic_net.checks import (
     select_effective_cells,
     select_estimate,
 )
+from tacit_paper.elastic_net.figure import summarise
+from tacit_paper.elastic_net.nonsmooth import crossing_share
 from tacit_paper.elastic_net.training import Member, Sweep, draw_data_set
 from tacit_paper.published_fit import (
     FitSettings,
@@ -42,6 +44,7 @@ TINY = replace(
     fit_epochs=20,
     polished=((1, 1),),
     retrained=((1, 1, 1),),
+    nonsmooth=((1, 1),),
 )
 
 
@@ -164,14 +167,66 @@ def test_a_subset_of_units_gives_the_same_rows(rows):
     )
 
 
+def test_signs_are_averaged_as_in_a_plain_loop():
+    """Subgradient descent on loss + λ₁ Σ|θ| + λ₂ ‖θ‖² by autograd, one network in float32."""
+    sweep = Sweep(TINY, [Member(1.0, 0.1, 0)], "cpu", smooth=False)
+    run = sweep.train(epochs=[3])
+    torch.manual_seed(1000)
+    initial = ensembles.initialise(
+        lambda: nn.Sequential(nn.Linear(10, 20), nn.ReLU(), nn.Linear(20, 1)), [1000]
+    )
+    model, order = initial.module(0), ensembles.order_generator(2000)
+    X, y = draw_data_set(TINY, 0)
+    signs = []
+    for _ in range(3):
+        signs = []
+        for batch in torch.randperm(len(X), generator=order).split(TINY.batch_size):
+            params = list(model.parameters())
+            theta = torch.cat([p.flatten() for p in params])
+            signs.append(theta.detach().sign())
+            loss = F.mse_loss(model(X[batch]), y[batch])
+            gradients = torch.autograd.grad(loss + theta.abs().sum() + 0.1 * theta @ theta, params)
+            with torch.no_grad():
+                for p, gradient in zip(params, gradients, strict=True):
+                    p -= TINY.rate * gradient
+    last = torch.cat([p.detach().flatten() for p in run.last.module(0).parameters()])
+    theta = torch.cat([p.detach().flatten() for p in model.parameters()])
+    torch.testing.assert_close(last, theta, rtol=1e-4, atol=1e-5)
+    both = torch.stack(signs).mean(0).abs() < 1
+    assert float(crossing_share(run)[0]) == pytest.approx(float(both.double().mean()), abs=0.02)
+    assert both.any()
+
+
+def test_mean_signs_recover_the_penalty_that_signs_at_one_point_do_not(rows):
+    estimates = rows[rows.unit == "nonsmooth"].groupby("estimate")
+    assert estimates.size().to_dict() == {
+        f"nonsmooth {name}": 2 for name in ("drift", "last", "nonzero", "published")
+    }
+    errors = (estimates.l1_hat.median() - 1).abs()
+    assert errors["nonsmooth drift"] < 0.02
+    assert errors["nonsmooth last"] > 0.5
+
+
+def test_the_published_panels_are_means_with_standard_errors(rows):
+    chosen = select_estimate(rows, "published")
+    cells = chosen[chosen.l2 == 0.1].groupby("l1")
+    mean, low, high = summarise(cells, "l1")
+    for l1, cell in cells:
+        values = cell.l1_hat.to_numpy()
+        error = values.std(ddof=1) / math.sqrt(len(values))
+        assert mean[l1] == pytest.approx(values.mean())
+        assert [low[l1], high[l1]] == pytest.approx([values.mean() - error, values.mean() + error])
+
+
 def test_retraining_recovers_the_weights(rows):
     retrained = rows[rows.estimate == "retrained true"]
     assert (retrained.distance < 1e-3 * retrained.control_distance).all()
 
 
 def test_the_figure_is_drawn_from_the_rows(rows, tmp_path):
-    for path in plots.save(elastic_net.plot(rows), tmp_path):
-        assert path.stat().st_size > 10_000
+    for name, plot in figure_plots(elastic_net).items():
+        for path in plots.save(plot(rows), tmp_path, name):
+            assert path.stat().st_size > 10_000
     assert all(math.isfinite(result.value) for result in elastic_net.check(rows))
 
 
@@ -205,6 +260,8 @@ def test_stored_rows_agree_with_the_docs(stored_rows):
     retrained = stored_rows[stored_rows.estimate == "retrained drift"]
     assert len(retrained) == 7
     assert (retrained.control_distance >= 10 * retrained.distance).all()
+    certified = stored_rows[stored_rows.estimate.str.startswith("retrained")]
+    assert [(certified.curvature < 0).sum(), len(certified)] == [16, 21]
 
 
 def test_stored_fits_have_problems_where_they_must(stored_rows):
@@ -234,3 +291,67 @@ def test_newly_trained_networks_are_the_stored_ones(stored_rows):
         row = stored.loc[(member.l1, member.l2, member.seed)]
         assert fit.strengths["l2"] == pytest.approx(row.l2_hat, rel=0.01)
         assert fit.strengths["smooth_l1"] == pytest.approx(row.l1_hat, rel=0.05)
+
+
+# What the paper says, beside the stored rows.
+
+
+def evidence_by_measure(rows):
+    return {claim.measure.__name__: claim.measure(rows) for claim in elastic_net.CLAIMS}
+
+
+def scale_estimate(estimate, column, factor):
+    """A change of rows: one estimate is multiplied by a factor."""
+
+    def change(rows):
+        chosen = rows.estimate.str.contains(estimate)
+        return rows.assign(**{column: rows[column].where(~chosen, rows[column] * factor)})
+
+    return change
+
+
+def swap_estimates(one, other):
+    """A change of rows: two estimates change their names."""
+    names = {one: other, other: one}
+    return lambda rows: rows.assign(estimate=rows.estimate.replace(names))
+
+
+CHANGES = {
+    "measure_recovery": scale_estimate("polished|drift", "l1_hat", 1.2),
+    "measure_intermediate": scale_estimate("drift", "l2_hat", 1.2),
+    "measure_small": swap_estimates("last", "drift"),
+    "measure_large": scale_estimate("last", "condition", 0),
+    "measure_nonsmooth": swap_estimates("nonsmooth published", "nonsmooth drift"),
+    "measure_curvature": lambda rows: rows.assign(verdict="not a minimum"),
+    "measure_retraining": swap_estimates("retrained last", "retrained drift"),
+}
+"""By claim, a change of rows that refutes its verdict."""
+
+
+def test_stored_rows_agree_with_all_verdicts(stored_rows):
+    assert {claim.measure.__name__ for claim in elastic_net.CLAIMS} == set(CHANGES)
+    for name, evidence in evidence_by_measure(stored_rows).items():
+        assert evidence is not None, name
+        assert evidence.agrees is True, evidence.text
+        assert "nan" not in evidence.text
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_changed_rows_disagree_with_the_verdict(name, stored_rows):
+    assert not evidence_by_measure(CHANGES[name](stored_rows))[name].agrees
+
+
+def test_small_presets_decide_only_what_their_rows_have(rows):
+    texts = evidence_by_measure(rows)
+    assert texts.pop("measure_nonsmooth") is not None
+    assert set(texts.values()) == {None}
+
+
+def test_the_text_has_the_numbers_of_the_rows(stored_rows):
+    """How much the error falls, as the details of the figure say."""
+    last, drift = (median_errors(select_estimate(stored_rows, e)) for e in ("last", "drift"))
+    details = " ".join(read_text(elastic_net).details)
+    for strength, symbol in (("l1_error", "λ₁"), ("l2_error", "λ₂")):
+        ratios = last[strength] / drift[strength]
+        assert (ratios > 10).sum() == 35
+        assert f"{ratios.median():.0f}-fold for {symbol}" in details

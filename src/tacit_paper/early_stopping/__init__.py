@@ -1,34 +1,37 @@
 """Implicit regularization due to early stopping
 
-Gradient descent on least squares, stopped after t steps, ends exactly at the minimum of the loss
-plus the penalty θᵀΛ(t)θ. (A) Λ(500) from theory. (B) The symmetric estimate from m endpoints that
-share the inputs and stop at t = 500. From m = 10, the number of weights, the equations have full
-rank and the estimate is exact to rounding. With fewer endpoints the equations do not determine Λ,
-so no estimator can be exact. Training in float32 gives four correct digits. (C) One endpoint and a
-diagonal penalty: retraining with the penalty and without stopping reproduces the stopped weights.
-This holds by construction (10 equations, 10 unknowns), and it does not make the diagonal matrix a
-penalty. In about three of four data sets it has a negative entry. Where XᵀX/n + diag(Λ̂) is not
-positive definite, the penalised loss has no minimum, and the certificate rejects the estimate. (D)
-Endpoints that stop at different steps do not share one Λ, so the error falls slowly and does not
-vanish. This is misspecification; it adds no information. (E) A single ridge strength. It equals the
-Rayleigh quotient θᵀΛθ/θᵀθ; the published theory curve tr(Λ)/p lies above it. Bands are 95 %
-intervals. In B and D they cover training: Student's t over pools of endpoints. In E they cover
-sampling: the range of λ̂ on another thousand examples at the same weights. The later training
-stops, the more λ̂ depends on the particular training examples; at t = 500 the interval contains
+Gradient descent on least squares, stopped after t steps, minimises loss plus θᵀΛ(t)θ. (A) Λ(500)
+from theory. (B, B′) Estimated from m endpoints that stop at t = 500, exact from m = 10. (C, C′) A
+diagonal penalty from one endpoint reproduces the weights, but is not the diagonal of Λ. (D)
+Endpoints that stop at different steps share no Λ: the error levels off. (E) A single strength
+equals the Rayleigh quotient θᵀΛθ/θᵀθ; the published curve is tr(Λ)/p.
+
+(B′) With fewer than p endpoints the equations do not determine Λ, so no estimator can be exact.
+Training in float32 gives four correct digits. (C) Retraining reproduces the stopped weights by
+construction (10 equations, 10 unknowns). This does not make the diagonal matrix a penalty: in about
+three of four data sets it has a negative entry. Where XᵀX/n + diag(Λ̂) is not positive definite, the
+penalised loss has no minimum, and the certificate rejects the estimate. (D) A falling error that
+does not vanish is misspecification; different stops add no information. (E) The later training
+stops, the more λ̂ depends on the particular training examples; at t = 500 its interval contains
 zero.
 
+Bands are 95 % intervals. In B′ and D they cover training: Student's t over pools of endpoints. In E
+they cover sampling: the range of λ̂ on another thousand examples at the same weights.
+
 As published: data, seeds, pools, step size, checkpoints and Adam's settings. Different: the step is
-θ += (η/n)Xᵀ(y − Xθ), for which the formula is exact. (D) The text counts any decrease of the loss
-as an improvement. With that rule 24 of 25 runs in float64 never stop, and runs in float32 stop near
-step 960, where the decrease reaches the rounding error. The published curve requires a minimum
-improvement of 0.001. The panel shows all three. (E) The curve is the exact least-squares strength.
-Dots show the published Adam fit, and the Rayleigh quotient is drawn beside the published trace.
+θ += (η/n)Xᵀ(y − Xθ), for which the formula is exact. B′ and C′ are additions; the published C draws
+weights and diagonals in one panel. (D) The text counts any decrease of the loss as an improvement.
+With that rule 24 of 25 runs in float64 never stop, and runs in float32 stop near step 960, where
+the decrease reaches the rounding error. The published curve requires a minimum improvement of
+0.001. The panel shows all three. (E) The curve is the exact least-squares strength. Dots show the
+published Adam fit.
 """
 
 from functools import partial
 
-from tacit_paper import Claim, Work, on_one_thread
+from tacit_paper import Work, on_one_thread
 from tacit_paper.early_stopping.checks import check
+from tacit_paper.early_stopping.claims import CLAIMS
 from tacit_paper.early_stopping.config import PAPER, QUICK, Config
 from tacit_paper.early_stopping.estimates import (
     dataset_rows,
@@ -43,7 +46,6 @@ from tacit_paper.early_stopping.figure import plot
 __all__ = ["CLAIMS", "FIGURE", "PAPER", "QUICK", "Config", "check", "plot", "work"]
 
 FIGURE = "Figure 4"
-CLAIMS: tuple[Claim, ...] = ()
 
 
 def work(config: Config, device: str) -> Work:

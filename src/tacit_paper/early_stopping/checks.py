@@ -21,32 +21,33 @@ def mean_over_pools(rows: Table) -> Table:
     )
 
 
-def _select(rows: Table, panel: str, series: str) -> Table:
+def select_series(rows: Table, panel: str, series: str) -> Table:
+    """Rows of one series of a panel."""
     return rows[(rows.panel == panel) & (rows.series == series)]
 
 
 def _check_theory(rows: Table) -> Iterator[Check]:
-    largest = _select(rows, "identity", "half-MSE step").value.max()
+    largest = select_series(rows, "identity", "half-MSE step").value.max()
     yield at_most("identity: largest distance of minimiser and iterate", largest, 1e-12)
-    smallest = _select(rows, "identity", "MSE step").value.min()
+    smallest = select_series(rows, "identity", "MSE step").value.min()
     yield at_least("identity: smallest distance with a step on the full MSE", smallest, 1e-5)
-    norm = _select(rows, "A", "theory matrix").value.pow(2).sum() ** 0.5
+    norm = select_series(rows, "A", "theory matrix").value.pow(2).sum() ** 0.5
     yield within("A: Frobenius norm of Λ(500)", norm, 0.02609, 0.02611)
 
 
 def _check_fixed(rows: Table) -> Iterator[Check]:
     for series, bound in (("float64", 1e-11), ("float32", 1e-3)):
-        error = _select(rows, "B", series).query("m >= 10").value.max()
-        yield at_most(f"B: largest error at m ≥ 10, {series}", error, bound)
-    fixed = _select(rows, "B", "float64")
+        error = select_series(rows, "B", series).query("m >= 10").value.max()
+        yield at_most(f"B′: largest error at m ≥ 10, {series}", error, bound)
+    fixed = select_series(rows, "B", "float64")
     error_at_nine = mean_over_pools(fixed).loc[9, "mean"]
-    yield at_least("B: error at m = 9, mean over pools", error_at_nine, 0.25)
+    yield at_least("B′: error at m = 9, mean over pools", error_at_nine, 0.25)
     difference = (fixed["rank"] - fixed.rank_expected).abs().max()
-    yield at_most("B: difference of the rank from mp − m(m−1)/2", difference, 0)
+    yield at_most("B′: difference of the rank from mp − m(m−1)/2", difference, 0)
 
 
 def _check_diagonal(rows: Table) -> Iterator[Check]:
-    datasets = _select(rows, "C", "dataset")
+    datasets = select_series(rows, "C", "dataset")
     has_minimum = datasets.verdict == "strongly convex"
     error = datasets.value[has_minimum].max()
     yield at_most("C: largest retraining error where a minimum exists", error, 1e-12)
@@ -55,19 +56,19 @@ def _check_diagonal(rows: Table) -> Iterator[Check]:
 
 
 def _check_variable(rows: Table) -> Iterator[Check]:
-    stops = _select(rows, "D", "min_delta stops").t
+    stops = select_series(rows, "D", "min_delta stops").t
     yield within("D: median stop with min_delta 0.001", stops.median(), 456, 486)
-    means = mean_over_pools(_select(rows, "D", "min_delta"))["mean"]
+    means = mean_over_pools(select_series(rows, "D", "min_delta"))["mean"]
     for m, low, high in ((1, 0.9, 1.0), (10, 0.25, 0.35), (100, 0.10, 0.15)):
         yield within(f"D: error at m = {m}, mean over pools", means[m], low, high)
-    capped = (_select(rows, "D", "text float64 stops").t == 2000).mean()
+    capped = (select_series(rows, "D", "text float64 stops").t == 2000).mean()
     yield at_least("D: share that never stops by the text's rule, float64", capped, 0.9)
-    median = _select(rows, "D", "text float32 stops").t.median()
+    median = select_series(rows, "D", "text float32 stops").t.median()
     yield within("D: median stop by the text's rule, float32", median, 930, 990)
 
 
 def _check_scalar(rows: Table) -> Iterator[Check]:
-    scalar = _select(rows, "E", "scalar")
+    scalar = select_series(rows, "E", "scalar")
     gap = (scalar.value / scalar.rayleigh - 1).abs().max()
     yield at_most("E: largest relative gap to the Rayleigh quotient", gap, 1e-9)
     ratio = (scalar.value / scalar["trace"]).set_axis(scalar.t)

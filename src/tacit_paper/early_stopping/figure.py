@@ -15,18 +15,20 @@ RULES = (
 
 
 def plot(rows: Table) -> "plots.Figure":
-    """Panels A to E: matrices, errors against m, weights, and the scalar strength."""
+    """Panels A to E as in the paper; B′ and C′ add the error against m and the diagonals."""
     series = {panel: dict(list(table.groupby("series"))) for panel, table in rows.groupby("panel")}
     with plots.style():
-        figure = plots.new_figure(11.5, 6.8)
-        halves: Any = figure.subfigures(2, 1, height_ratios=(1, 1.05))
-        top, bottom = halves
+        figure = plots.new_figure(9.6, 9.9)
+        parts: Any = figure.subfigures(3, 1, height_ratios=(1, 1, 1.15))
+        top, middle, bottom = parts
         theory, estimate, fixed = top.subplots(1, 3, width_ratios=(1, 1, 1.75))
-        weights, variable, scalar = bottom.subplots(1, 3, width_ratios=(1.1, 1.2, 1.2))
+        weights, diagonals = middle.subplots(1, 2)
+        variable, scalar = bottom.subplots(1, 2)
         matrices = (series["A"]["theory matrix"], series["B"]["estimate matrix"])
         _draw_matrices(top, (theory, estimate), matrices)
         _draw_fixed(fixed, series["B"])
         _draw_weights(weights, series["C"])
+        _draw_diagonals(diagonals, series["C"])
         _draw_variable(variable, series["D"])
         _draw_scalar(scalar, series["E"]["scalar"].sort_values("t").set_index("t"))
     return figure
@@ -36,7 +38,7 @@ def _draw_matrices(figure: Any, axes: Sequence[Any], tables: Sequence[Table]) ->
     """The matrices of panels A and B on one colour scale."""
     matrices = [table.pivot(index="i", columns="j", values="value").to_numpy() for table in tables]
     limit = max(abs(matrix).max() for matrix in matrices)
-    titles = ("A  Theory Λ(500)", "B  Estimate from m = 10")
+    titles = ("A  Theory Λ(500)", "B  Estimate, m = 10")
     for axis, matrix, title in zip(axes, matrices, titles, strict=True):
         axis.imshow(matrix, cmap="RdBu_r", vmin=-limit, vmax=limit)
         axis.set(title=title, xlabel="weight")
@@ -55,7 +57,7 @@ def _draw_fixed(axis: Any, series: dict[str, Table]) -> None:
         "m = p = 10:\nfull rank", (10, 3e-11), xytext=(8, 0), textcoords="offset points",
         va="center", color=plots.GREY, fontsize=8,
     )  # fmt: skip
-    axis.set(title="B  All stopped at t = 500: exact from m = p", ylim=(1e-15, 8))
+    axis.set(title="B′  All stop at t = 500: exact from m = p", ylim=(1e-15, 8))
     axis.legend(loc="lower left")
 
 
@@ -90,15 +92,34 @@ def _draw_weights(axis: Any, series: dict[str, Table]) -> None:
     for (name, style), label in zip(styles.items(), labels, strict=True):
         axis.scatter(series[name].i + 1, series[name].value, label=label, **style)
     axis.axhline(0, color="black", linewidth=0.6)
+    axis.set(title="C  One endpoint, diagonal penalty: same weights", ylabel="weight")
+    axis.set_xlabel("index of the weight")
+    _finish_diagonal_panel(axis, len(series["true"]))
+
+
+def _draw_diagonals(axis: Any, series: dict[str, Table]) -> None:
+    """diag(Λ̂) from the same endpoint beside the diagonal of the exact Λ."""
+    styles = {
+        "theory": {"marker": "_", "s": 190, "color": plots.GREY, "label": "diag Λ(500), theory"},
+        "estimate": {"s": 36, "color": plots.ORANGE, "label": "diag(Λ̂), one endpoint"},
+    }
+    for name, style in styles.items():
+        axis.scatter(series[name].i + 1, series[name].value, **style)
+    axis.axhline(0, color="black", linewidth=0.6)
     datasets = series["dataset"]
     negative = (datasets.least_entry < 0).sum()
     without_minimum = (datasets.least_eigenvalue <= 0).sum()
-    axis.set(title="C  One endpoint, diagonal penalty", ylabel="value")
+    axis.set(title="C′  The same penalty: not the diagonal of Λ", ylabel="entry of the diagonal")
     axis.set_xlabel(
-        f"weight\nOf {len(datasets)} data sets, {negative} give a negative entry,\n"
-        f"{without_minimum} a penalised loss without a minimum."
+        f"index of the weight\n{len(datasets)} data sets: {negative} with a negative entry, "
+        f"{without_minimum} without a minimum"
     )
-    axis.set_xticks(range(1, len(series["true"]) + 1))
+    _finish_diagonal_panel(axis, len(series["theory"]))
+
+
+def _finish_diagonal_panel(axis: Any, weights: int) -> None:
+    """Ticks of single weights, and room above for the legend."""
+    axis.set_xticks(range(1, weights + 1))
     low, high = axis.get_ylim()
     axis.set_ylim(low, high + 0.42 * (high - low))
     axis.legend(loc="upper left")

@@ -33,9 +33,15 @@ def select_effective_cells(rows: Table) -> Table:
     return rows[[cell in EFFECTIVE_CELLS for cell in zip(rows.l1, rows.l2, strict=True)]]
 
 
+def format_range(errors: Table) -> str:
+    """The smallest and largest of some relative errors, in percent."""
+    return f"{errors.min():.0%}–{errors.max():.0%}".replace("%–", "–")
+
+
 def check(rows: Table) -> list[Check]:
     """Key numbers against the expected ones, over the cells that were run."""
-    return [*_check_accuracy(rows), *_check_problems(rows), *_check_retraining(rows)]
+    parts = (_check_accuracy, _check_problems, _check_retraining, _check_nonsmooth)
+    return [number for check_part in parts for number in check_part(rows)]
 
 
 def _check_accuracy(rows: Table) -> Iterator[Check]:
@@ -55,7 +61,9 @@ def _check_accuracy(rows: Table) -> Iterator[Check]:
         if len(errors) and enough:
             worst = "λ₁ = {:g}, λ₂ = {:g}".format(*errors.idxmax())
             label = f"{estimate}: median error of λ̂{'₁' if strength == 'l1' else '₂'}, worst cell"
-            yield at_most(f"{label} ({worst})", errors.max(), bound)
+            # The last weights are the paper's choice; what comes from epochs or minima is ours.
+            tests = "protocol" if estimate == "last" else "expectation"
+            yield at_most(f"{label} ({worst})", errors.max(), bound, tests=tests)
 
 
 def _check_problems(rows: Table) -> Iterator[Check]:
@@ -82,3 +90,10 @@ def _check_retraining(rows: Table) -> Iterator[Check]:
         ratio = (retrained.control_distance / retrained.distance).min()
         label = "retrained with the drift-corrected λ̂: control distance over distance, lowest"
         yield at_least(label, ratio, 10)
+
+
+def _check_nonsmooth(rows: Table) -> Iterator[Check]:
+    nonsmooth = rows[rows.estimate == "nonsmooth drift"]
+    if len(nonsmooth):
+        label = "trained with |θ|, mean signs over epochs: median error of λ̂₁, worst cell"
+        yield at_most(label, median_errors(nonsmooth).l1_error.max(), 0.05)

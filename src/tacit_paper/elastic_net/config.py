@@ -40,10 +40,12 @@ class Config:
         (0.1, 1, 2),
     )  # fmt: skip
     """Networks that are trained again, as (λ₁, λ₂, seed)."""
+    nonsmooth: tuple[Cell, ...] = ((0.01, 0.1), (0.01, 1), (0.1, 0.1), (0.1, 1), (1, 0.1), (1, 1))
+    """Cells that are also trained with |θ| itself in place of the smoothed penalty."""
 
 
 PAPER = Config()
 QUICK = Config(
     strengths=(1e-1, 1.0, 10.0), seeds=2, optimizers=("sgd",), epochs=30, shuffles=1,
-    polished=((1, 1),), retrained=((1, 1, 1),),
+    polished=((1, 1),), retrained=((1, 1, 1),), nonsmooth=((1, 1),),
 )  # fmt: skip

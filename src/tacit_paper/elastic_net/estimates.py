@@ -2,15 +2,17 @@
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise, product
 
 from torch.nn import functional as F
 
-from tacit import Fit, endpoint_equations, fit
-from tacit.validation import penalty
+from tacit import Fit, Objective, Regularizer, endpoint_equations, fit
+from tacit.ensembles import Run
+from tacit.objective import Params
+from tacit.validation import Certificate, certify, penalty
 from tacit.validation.minimising import minimise
-from tacit.validation.penalised import PenalisedObjective
+from tacit.validation.penalised import NoHessianError, PenalisedObjective
 from tacit_paper import Row
 from tacit_paper.elastic_net.config import Config
 from tacit_paper.elastic_net.training import Member, Sweep
@@ -27,25 +29,19 @@ def sweep_rows(config: Config, device: str, *, optimizer: str) -> Iterator[Row]:
     times.append(time.perf_counter())
     last, drift = sweep.fits(run)
     times.append(time.perf_counter())
-    products = gradient_products(
-        run.last, F.mse_loss, sweep.data, sweep.regularizers,
-        batch_size=config.batch_size, shuffles=config.shuffles,
-    )  # fmt: skip
-    settings = FitSettings(config.fit_rate, config.fit_epochs, config.fit_patience)
-    strengths, epochs, _ = fit_as_published(products, settings)
+    published = published_columns(sweep, run, last)
     times.append(time.perf_counter())
     for m, member in enumerate(sweep.members):
         network = {"optimizer": optimizer, "epochs": int(run.epochs[m]), **vars(member)}
-        yield {**network, "estimate": "last", **_fit_columns(last[m])}
-        yield {**network, "estimate": "drift", **_fit_columns(drift[m])}
-        published = _published_columns(strengths[m].tolist(), last[m])
-        yield {**network, "estimate": "published", "fit_epochs": int(epochs[m]), **published}
+        yield {**network, "estimate": "last", **fit_columns(last[m])}
+        yield {**network, "estimate": "drift", **fit_columns(drift[m])}
+        yield {**network, "estimate": "published", **published[m]}
     stages = zip(("train", "exact", "published"), pairwise(times), strict=True)
     seconds = {f"{stage}_seconds": end - start for stage, (start, end) in stages}
     yield {"estimate": "time", "optimizer": optimizer, "members": len(sweep.members), **seconds}
 
 
-def _fit_columns(result: Fit) -> Row:
+def fit_columns(result: Fit) -> Row:
     """The columns that describe an exact fit: strengths, interval ends, diagnostics, problems."""
     l1_hat, l2_hat = result.strengths.values()
     columns = {
@@ -62,26 +58,45 @@ def _fit_columns(result: Fit) -> Row:
     return {**columns, "problems": join_kinds(result.problems)}
 
 
-def _published_columns(strengths: Sequence[float], exact: Fit) -> Row:
-    """The published fit, and its relative distance from the exact solution of its equations."""
-    distances = [
-        abs(published - solution) / abs(solution) if solution else math.inf
-        for published, solution in zip(strengths, exact.strengths.values(), strict=True)
-    ]
-    return {
-        "l1_hat": strengths[0],
-        "l2_hat": strengths[1],
-        "l1_distance": distances[0],
-        "l2_distance": distances[1],
-        "problems": join_kinds(exact.problems),
-    }
+def published_columns(sweep: Sweep, run: Run, exact: Sequence[Fit]) -> list[Row]:
+    """The published fit of every network, and its distance from the exact one.
+
+    Both solve the same equations, at the last weights; the distance is relative to the exact
+    solution.
+    """
+    config = sweep.config
+    products = gradient_products(
+        run.last, F.mse_loss, sweep.data, sweep.regularizers,
+        batch_size=config.batch_size, shuffles=config.shuffles,
+    )  # fmt: skip
+    settings = FitSettings(config.fit_rate, config.fit_epochs, config.fit_patience)
+    strengths, epochs, _ = fit_as_published(products, settings)
+    rows = []
+    for (l1_hat, l2_hat), count, solution in zip(strengths.tolist(), epochs, exact, strict=True):
+        l1_exact, l2_exact = solution.strengths.values()
+        rows.append(
+            {
+                "fit_epochs": int(count),
+                "l1_hat": l1_hat,
+                "l2_hat": l2_hat,
+                "l1_distance": _relative_distance(l1_hat, l1_exact),
+                "l2_distance": _relative_distance(l2_hat, l2_exact),
+                "problems": join_kinds(solution.problems),
+            }
+        )
+    return rows
+
+
+def _relative_distance(value: float, exact: float) -> float:
+    return abs(value - exact) / abs(exact) if exact else math.inf
 
 
 def polished_rows(config: Config, device: str, *, seeds: Sequence[int]) -> Iterator[Row]:
     """Networks of the polished cells, trained and then minimised further by L-BFGS.
 
     L-BFGS minimises the same penalised loss from the last weights of SGD. At its minimum the
-    equations hold exactly, so both strengths must come back.
+    equations hold exactly, so both strengths must come back. The certificate says whether that
+    minimum has positive curvature in all directions, with the true strengths.
     """
     members = [Member(*cell, seed) for cell, seed in product(config.polished, seeds)]
     sweep = Sweep(config, members, device)
@@ -94,11 +109,32 @@ def polished_rows(config: Config, device: str, *, seeds: Sequence[int]) -> Itera
         theta, _ = minimise(penalised_loss, penalised_loss.flatten(objective.params))
         params = penalised_loss.unflatten(theta)
         equations = endpoint_equations(objective, sweep.regularizers, params=params)
+        polish_seconds = time.perf_counter() - start
         yield {
             "estimate": "polished",
             "optimizer": "sgd",
             "epochs": int(run.epochs[m]),
             **vars(member),
-            **_fit_columns(fit(equations)),
-            "polish_seconds": time.perf_counter() - start,
+            **fit_columns(fit(equations)),
+            **_certificate_columns(objective, sweep.regularizers, strengths, params),
+            "polish_seconds": polish_seconds,
         }
+
+
+def certificate_columns(certificate: Certificate | None) -> Row:
+    """What a certificate says; an empty verdict where there is none."""
+    if certificate is None:
+        return {"verdict": ""}
+    return {"verdict": certificate.verdict, "curvature": certificate.smallest_eigenvalue}
+
+
+def _certificate_columns(
+    objective: Objective,
+    regularizers: Sequence[Regularizer],
+    strengths: Mapping[str, float],
+    params: Params,
+) -> Row:
+    try:
+        return certificate_columns(certify(objective, regularizers, strengths, params=params))
+    except NoHessianError:
+        return certificate_columns(None)

@@ -7,6 +7,7 @@ from tacit import validate
 from tacit.objective import Params
 from tacit_paper import Row
 from tacit_paper.elastic_net.config import Config
+from tacit_paper.elastic_net.estimates import certificate_columns
 from tacit_paper.elastic_net.training import Member, Sweep
 from tacit_paper.problem_kinds import join_kinds
 
@@ -42,7 +43,6 @@ def retrained_rows(config: Config, device: str) -> Iterator[Row]:
             penalties, weights = strengths[name][m], retrained.member(k * count + m)
             look_up = partial(_look_up_weights, objective.params, weights, control)
             validation = validate(penalties, objective, sweep.regularizers, train=look_up)
-            certificate = validation.certificate
             yield {
                 "estimate": f"retrained {name}",
                 "optimizer": "sgd",
@@ -52,7 +52,7 @@ def retrained_rows(config: Config, device: str) -> Iterator[Row]:
                 "l2_hat": penalties["l2"],
                 "distance": validation.penalised.distance,
                 "control_distance": validation.control.distance,
-                "verdict": "" if certificate is None else certificate.verdict,
+                **certificate_columns(validation.certificate),
                 "problems": join_kinds(validation.problems),
             }
 

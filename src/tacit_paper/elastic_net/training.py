@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from tacit import Fit, Objective, Regularizer, ensembles, l2, smooth_l1
+from tacit import Fit, Objective, Regularizer, ensembles, l1, l2, smooth_l1
 from tacit.ensembles import SGD, Adam, Data, Ensemble, Plan, Run, Stopping
 from tacit_paper.elastic_net.config import Config
 
@@ -29,11 +29,13 @@ class Sweep:
     config: Config
     members: Sequence[Member]
     device: str
+    smooth: bool = True
+    """Whether the penalty of strength λ₁ is the smoothed one, as in the paper's figure."""
 
     @cached_property
     def regularizers(self) -> list[Regularizer]:
-        """The penalties of training: `smooth_l1` with strength λ₁, and `l2` with strength λ₂."""
-        return [smooth_l1(self.config.beta), l2()]
+        """The penalties of training: `smooth_l1` or `l1` with strength λ₁, `l2` with λ₂."""
+        return [smooth_l1(self.config.beta) if self.smooth else l1(), l2()]
 
     @cached_property
     def data(self) -> Data:
