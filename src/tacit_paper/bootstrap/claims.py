@@ -58,6 +58,7 @@ CLAIMS = (
         "holds with a caveat",
         _measure_crossover,
         "It holds on the paper's draw; on others the crossover is mostly higher.",
+        headline=True,
     ),
     Claim(
         "Bootstrap equations are only approximately consistent and leave a "

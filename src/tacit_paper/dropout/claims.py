@@ -167,6 +167,7 @@ CLAIMS: tuple[Claim, ...] = (
         _rise,
         "At depth 3 the exact strength falls; at depth 5 it rises less, and as a penalty that "
         "explains next to nothing.",
+        headline=True,
     ),
     Claim(
         "As fitted by the authors' procedure, λ̂ rises with the dropout rate.",
@@ -187,6 +188,7 @@ CLAIMS: tuple[Claim, ...] = (
         "Sec. 3, Dropout",
         "holds",
         _width,
+        headline=True,
     ),
     Claim(
         "The effect is most pronounced for narrower networks.",
@@ -201,10 +203,11 @@ CLAIMS: tuple[Claim, ...] = (
         "artefact",
         _weight_decay,
         "What dropout adds is a penalty on activations, not on weights.",
+        headline=True,
     ),
     Claim(
         "Depth 1 is left out to save space: the trends hold.",
-        "App., W&B sweep rules",
+        "App. I",
         "artefact",
         _one_layer,
         "Dropout follows every hidden layer but the last, so none acts at depth 1.",

@@ -116,6 +116,7 @@ CLAIMS = (
         "Figure 4B",
         "holds",
         measure_exact_recovery,
+        headline=True,
     ),
     Claim(
         "A diagonal penalty from one endpoint, without stopping, yields exactly the same weights.",
@@ -123,6 +124,7 @@ CLAIMS = (
         "holds with a caveat",
         measure_same_weights,
         "By construction: p equations for p unknowns. Most such matrices are no penalty.",
+        headline=True,
     ),
     Claim(
         "The diagonal version diverges from the matrix predicted by theory.",
@@ -150,6 +152,7 @@ CLAIMS = (
         "holds with a caveat",
         measure_tight_match,
         "The theory of a single strength is the Rayleigh quotient; the published curve is a trace.",
+        headline=True,
     ),
     Claim("λ̂ goes to 0 as training goes on.", "Figure 4E", "holds", measure_decay),
 )

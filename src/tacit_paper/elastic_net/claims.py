@@ -167,6 +167,7 @@ CLAIMS = (
         "holds with a caveat",
         measure_recovery,
         "It needs a stationary point: the last weights of SGD are one noisy draw around it.",
+        headline=True,
     ),
     Claim(
         "For intermediate penalties, recovery is quite accurate.",
@@ -181,6 +182,7 @@ CLAIMS = (
         "artefact",
         measure_small,
         "The noise of the last weights hides the signal; only at λ₂ = 10⁻⁴ is there too little.",
+        headline=True,
     ),
     Claim(
         "Large penalties, which drive weights to zero, reduce identifiability.",

@@ -74,6 +74,7 @@ CLAIMS = (
         "holds with a caveat",
         _measure_recovery,
         "The analytic value is the first order in η; the rest of the ratio is the next order.",
+        headline=True,
     ),
     Claim(
         "Stronger implicit gradient regularization goes with smaller squared gradients and higher "
