@@ -155,13 +155,11 @@ def losses_of(loss: Loss) -> Losses:
     def of_points(z: Tensor, target: Tensor) -> Tensor:
         return loss(z, target.expand(len(z), *target.shape))
 
-    by_node = torch.func.vmap(of_points, in_dims=(0, None))
-
     def losses(z: Tensor, target: Tensor) -> Tensor:
-        leading = z.shape[:-3]
-        rows, targets = z.flatten(0, -4), target.flatten(0, len(leading) - 1)
+        *leading, nodes, _, _ = z.shape
+        targets = target.flatten(0, len(leading) - 1).repeat_interleave(nodes, dim=0)
         try:
-            values = torch.func.vmap(by_node)(rows, targets)
+            values = torch.func.vmap(of_points)(z.flatten(0, -3), targets)
         except (RuntimeError, TypeError, ValueError) as error:
             if isinstance(error, torch.OutOfMemoryError):
                 raise
@@ -170,11 +168,11 @@ def losses_of(loss: Loss) -> Losses:
                 f"dropout_moments needs ({error}). Use a loss of tensors (outputs, target) that "
                 "torch.func.vmap can map, such as torch's own."
             ) from error
-        if values.ndim != 2:
+        if values.ndim != 1:
             raise InputError(
-                f"the loss of a batch has shape {tuple(values.shape[2:])}: dropout_moments needs a "
+                f"the loss of a batch has shape {tuple(values.shape[1:])}: dropout_moments needs a "
                 "mean-reduced loss, a scalar."
             )
-        return values.view(*leading, -1)
+        return values.view(*leading, nodes)
 
     return losses
