@@ -4,6 +4,7 @@ import argparse
 import platform
 import sys
 
+import dropout
 import memory
 import passes
 import published
@@ -29,7 +30,7 @@ def main() -> int:
     if quick:
         print(QUICK_NOTE)
     print(flush=True)
-    modules = (passes, scores, sweep, published, memory)
+    modules = (passes, scores, sweep, published, dropout, memory)
     rows = [row for module in modules for row in module.measure(quick=quick)]
     print(render(rows, enforced=not quick))
     exceeded = 0 if quick else sum(not row.within_bound for row in rows)

@@ -351,7 +351,7 @@ def test_help_and_version_import_no_heavy_package(option):
     if option == "--version":
         assert text == [f"tacit {tacit.__version__}"]
     else:
-        for command in ("estimate", "catalogue", "list", "reproduce", "plot"):
+        for command in ("estimate", "catalogue", "list", "reproduce", "plot", "claims"):
             assert any(line.split()[:1] == [command] for line in text)
 
 

@@ -138,6 +138,10 @@ def test_the_constraints_pin_every_dependency():
     assert names == pins.keys()
 
 
+def test_the_citation_names_this_version():
+    assert f"version: {tacit.__version__}\n" in (ROOT / "CITATION.cff").read_text()
+
+
 @pytest.mark.slow
 def test_the_benchmarks_run_at_their_quick_sizes():
     run = subprocess.run(

@@ -6,14 +6,10 @@ time each is imported when it is first used, so that `tacit --help` does not wai
 
 import ast
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-try:
-    __version__ = version("tacit")
-except PackageNotFoundError:  # run from a source tree
-    __version__ = "0+unknown"
+__version__ = "0.1.0"
 
 _STUB = ast.parse(Path(__file__).with_suffix(".pyi").read_text(encoding="utf-8"))
 _IMPORTS = [statement for statement in _STUB.body if isinstance(statement, ast.ImportFrom)]

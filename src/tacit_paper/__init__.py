@@ -32,6 +32,7 @@ EXPERIMENTS = (
     "step-size",
     "bootstrap",
     "long-horizon",
+    "averaging",
     "coverage",
     "training-coverage",
     "trust",
@@ -62,6 +63,12 @@ class Check:
     tests: Literal["protocol", "expectation"] = "expectation"
     """What failed if the number does not hold: the paper's protocol, or our expectation."""
 
+    @property
+    def answer(self) -> str:
+        """Whether the number holds, and what failed where it does not."""
+        blamed = {"protocol": "the paper's protocol", "expectation": "our expectation"}
+        return "yes" if self.holds else f"no: {blamed[self.tests]}"
+
 
 @dataclass(frozen=True)
 class Evidence:
@@ -84,6 +91,8 @@ class Claim:
     """Numbers from rows; None where the rows lack what the claim is about, as in a small preset."""
     caveat: str = ""
     """One sentence: what limits the claim, or what produced the artefact."""
+    headline: bool = False
+    """Whether README shows it; at most ten claims."""
 
 
 class Experiment(Protocol):

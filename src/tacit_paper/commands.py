@@ -1,4 +1,4 @@
-"""The commands `list`, `reproduce` and `plot` of `tacit`.
+"""The commands `list`, `reproduce`, `plot` and `claims` of `tacit`.
 
 Modules that need torch, pandas or matplotlib are imported inside the commands, so that
 `tacit --help` stays fast.
@@ -25,6 +25,7 @@ def add_commands(app: typer.Typer) -> None:
     app.command("list")(list_experiments)
     app.command()(reproduce)
     app.command()(plot)
+    app.command()(claims)
 
 
 @report_errors()
@@ -64,7 +65,7 @@ def reproduce(
 def plot(
     folder: Annotated[Path, typer.Argument(help="A result folder, or a folder of several.")],
 ) -> None:
-    """Draw figures again from their stored rows, and update the page if there is one."""
+    """Draw figures again from their stored rows, and write the page again."""
     from tacit_paper import plots, store
 
     _require_packages()
@@ -75,8 +76,24 @@ def plot(
         with store.locked(result_folder):
             names = [path.name for path in plots.draw(store.read_result(result_folder))]
         typer.echo(f"{result_folder}: {', '.join(names)}")
-    if (folder / "index.html").exists():
-        _write_page(folder)
+    _write_page(_page_folder(folder, folders))
+
+
+@report_errors()
+def claims(
+    folder: Annotated[Path, typer.Argument(help="A folder of results.")] = Path("results"),
+) -> None:
+    """Print what the paper claims, with verdicts and the numbers of stored rows."""
+    from tacit_paper import verdicts
+
+    _require_packages()
+    found = verdicts.gather(folder)
+    for verdict in found:
+        claim = verdict.claim
+        typer.echo(f"{verdict.state:<20} {claim.statement} ({claim.place})")
+        for line in filter(None, (verdict.number, verdict.caveat)):
+            typer.echo(f"{'':<20}   {line}")
+    typer.echo(verdicts.summarise(found))
 
 
 def choose_device(name: str) -> tuple[str, str]:
@@ -112,8 +129,8 @@ def _reproduce_one(name: str, preset: str, folder: Path, device: str, force: boo
     reused = f", {result.reused:,} of them reused" if result.reused else ""
     typer.echo(f"{typer.style(name, bold=True)}: {len(result.rows):,} rows{reused}")
     for check in checks:
-        holds = typer.style("yes", fg="green") if check.holds else typer.style("no ", fg="red")
-        typer.echo(f"  {holds} {check.label}: {check.value:.4g} (expected {check.expected})")
+        answer = typer.style(check.answer, fg="green" if check.holds else "red")
+        typer.echo(f"  {answer} · {check.label}: {check.value:.4g} (expected {check.expected})")
 
 
 @contextmanager
@@ -128,6 +145,22 @@ def _progress_bar(label: str) -> Iterator[Callable[[int, int], None]]:
         with bar:
             task = bar.add_task(label, total=None)
             yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def _page_folder(folder: Path, results: list[Path]) -> Path:
+    """Where the page of these results is: above `PRESET/NAME`, as `tacit reproduce` writes it.
+
+    For results that lie in another way it is the folder that was given.
+    """
+    from tacit_paper import store
+
+    homes = set()
+    for path in (result.resolve() for result in results):
+        metadata = store.read_metadata(path)
+        named = (path.parent.name, path.name) == (metadata["preset"], metadata["experiment"])
+        homes.add(path.parents[1] if named else folder.resolve())
+    home = homes.pop()
+    return home if not homes and home != folder.resolve() else folder
 
 
 def _write_page(out: Path) -> None:

@@ -20,6 +20,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import tacit
 from tacit.atomic import remove_partials, write_atomically
 from tacit.errors import InputError
 from tacit.plain import check_plain, parse_json
@@ -394,9 +395,12 @@ def _remove_parts(folder: Path) -> None:
 
 
 def _version(name: str) -> str:
+    """The version of a package; that of tacit is right in a source tree too."""
+    if name == "tacit":
+        return tacit.__version__
     try:
         return version(name)
-    except PackageNotFoundError:  # tacit itself, when run from a source tree
+    except PackageNotFoundError:
         return "not installed"
 
 

@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 import torch
 from support.experiments import run
+from support.pages import ROOT
 
 import tacit
 from tacit_paper import bootstrap, find_experiment, read_text
@@ -18,8 +19,9 @@ from tacit_paper.bootstrap.estimates import estimate_penalty
 from tacit_paper.bootstrap.training import resample, train
 
 SMALL = Config(
-    pools=2, endpoints=(1, 3, 6), shown=(1, 3, 6), sigmas=(1.0, 10.0), draws=2, draw_pools=1
-)
+    pools=2, endpoints=(1, 3, 6), shown=(1, 3, 6), sigmas=(1.0, 10.0), draws=2, draw_pools=1,
+    joined=(1, 2),
+)  # fmt: skip
 
 
 def test_forty_further_draws_cross_at_different_noise():
@@ -51,6 +53,37 @@ def test_the_batched_estimate_equals_that_of_the_library(kind):
         assert (batched - expected).norm() <= 1e-9 * expected.norm()
 
 
+def test_joined_pools_are_stacked_endpoints_of_which_the_data_set_is_one():
+    X, _, y = ls.draw(noise=SMALL.noise)
+    regularizer = tacit.regularizers.symmetric()
+    equations = []
+    for pool in range(2):
+        samples = resample(X, y[:, None], SMALL, kind="pairs", pool=pool)
+        thetas = train(samples, SMALL).thetas[..., 0]
+        for b in range(int(pool > 0), SMALL.size):
+            equations.append(ls.equations(samples.X[b], samples.Y[b, :, 0], thetas[b], regularizer))
+    *_, row = bootstrap.work(SMALL, "cpu")["joined pools"]()
+    assert row["m"] == len(equations) == 11
+    theory = tacit.theory.early_stopping(X, SMALL.step, SMALL.stop)
+    expected = ls.relative_error(tacit.fit(tacit.stack(equations)).matrix(), theory)
+    assert row["relative"] == pytest.approx(expected, rel=1e-6)
+
+
+def test_claims_rest_on_their_rows():
+    rows = pd.read_parquet(ROOT / "results/paper/bootstrap/rows.parquet")
+    crossover_claim, floor, weakness, spread = bootstrap.CLAIMS
+    assert all(claim.measure(rows).agrees for claim in bootstrap.CLAIMS)
+    swapped = rows.replace({"series": {"pairs": "residual", "residual": "pairs"}})
+    assert not any(claim.measure(swapped).agrees for claim in (crossover_claim, weakness, spread))
+    falling = rows.copy()
+    joined = falling.series == "joined"
+    falling.loc[joined, "relative"] = 1000 / falling.m[joined]  # as if it went on for ever
+    assert not floor.measure(falling).agrees
+    earlier = rows.copy()
+    earlier.loc[(earlier.series == "draw"), "relative"] /= 10
+    assert not crossover_claim.measure(earlier).agrees
+
+
 def test_batched_training_equals_plain_descent():
     X, _, y = ls.draw(noise=10.0)
     samples = resample(X, y[:, None], SMALL, kind="pairs", pool=0)
@@ -67,8 +100,8 @@ def test_batched_training_equals_plain_descent():
 def test_units_have_unique_names_and_do_not_depend_on_each_other():
     names = list(bootstrap.work(SMALL, "cpu"))
     assert names == [
-        "theory", "pairs pool 0", "pairs pool 1", "residual pool 0", "residual pool 1", "sigma 1",
-        "sigma 10", "draw 1", "draw 2",
+        "theory", "pairs pool 0", "pairs pool 1", "residual pool 0", "residual pool 1",
+        "joined pools", "sigma 1", "sigma 10", "draw 1", "draw 2",
     ]  # fmt: skip
     rows = list(run(bootstrap, SMALL))
     chosen = {"pairs pool 1", "sigma 10", "draw 2"}
@@ -105,6 +138,7 @@ def test_the_experiment_has_a_caption_and_plain_configurations():
     title, *caption = read_text(experiment)
     assert title == "Bootstrap recovery of the early-stopped regularizer"
     assert [p.split()[0] for p in (caption[0], *caption[1])] == ["Training", "Which", "As"]
+    assert len(caption[0].split()) <= 80
     assert "residual" in caption[1][0]
     assert "heavy-tailed" in caption[1][1]
     json.dumps([asdict(experiment.PAPER), asdict(experiment.QUICK)])

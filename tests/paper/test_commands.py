@@ -1,6 +1,7 @@
-"""The commands `list`, `reproduce` and `plot`, and what an interrupted run leaves."""
+"""The commands `list`, `reproduce`, `plot` and `claims`, and what an interrupted run leaves."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,7 +13,17 @@ from typer.testing import CliRunner
 
 import tacit
 from tacit.cli import build_app
-from tacit_paper import EXPERIMENTS, commands, find_experiment, store
+from tacit_paper import (
+    EXPERIMENTS,
+    Check,
+    Claim,
+    Evidence,
+    commands,
+    find_experiment,
+    plots,
+    store,
+    verdicts,
+)
 from tacit_paper.commands import add_commands
 
 # A shell may start this test with SIGINT ignored, which child processes inherit.
@@ -65,7 +76,7 @@ def test_missing_packages_are_named_with_the_extra_that_installs_them(monkeypatc
     monkeypatch.setattr(
         commands, "find_spec", lambda name: None if name == "pyarrow" else "installed"
     )
-    for arguments in (["list"], ["reproduce", "tradeoff"], ["plot", "."]):
+    for arguments in (["list"], ["reproduce", "tradeoff"], ["plot", "."], ["claims"]):
         result = invoke(*arguments)
         assert result.exit_code == 2
         assert "pyarrow" in result.stderr
@@ -82,6 +93,58 @@ def test_a_damaged_result_is_reported_in_one_line_and_not_overwritten(tmp_path):
         assert "rows.parquet is damaged" in line
     assert path.read_bytes() == b"damaged"
     assert reproduce("tradeoff", tmp_path, "--force").exit_code == 0
+
+
+def test_plot_writes_the_page_where_reproduce_does(tmp_path, monkeypatch):
+    out = tmp_path / "out"
+    reproduce("tradeoff", out)
+    page = (out / "index.html").read_text()
+    monkeypatch.setattr(plots, "draw", lambda result: [])  # the figures are there
+    for given in ("out", "out/quick", "out/quick/tradeoff", "out/quick/../quick"):
+        monkeypatch.chdir(tmp_path)
+        (out / "index.html").unlink()
+        result = invoke("plot", given)
+        assert (out / "index.html").read_text() == page
+        shown = "out/index.html" if given == "out" else out / "index.html"
+        assert f"page: {shown}" in result.output, result.output
+    monkeypatch.chdir(out / "quick" / "tradeoff")
+    assert f"page: {out / 'index.html'}" in invoke("plot", ".").output
+    shutil.copytree(out / "quick" / "tradeoff", tmp_path / "elsewhere" / "copy")
+    assert "page: copy/index.html" in invoke_in(tmp_path / "elsewhere", monkeypatch, "plot", "copy")
+    assert "page: index.html" in invoke_in(tmp_path / "elsewhere", monkeypatch, "plot", ".")
+
+
+def invoke_in(folder, monkeypatch, *arguments):
+    monkeypatch.chdir(folder)
+    result = invoke(*arguments)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def test_a_key_number_that_is_not_met_says_what_failed(tmp_path, monkeypatch):
+    experiment = find_experiment("tradeoff")
+    checks = [Check("first", 2.0, "≤ 1", False, "protocol"), Check("second", 2.0, "≤ 1", False)]
+    monkeypatch.setattr(experiment, "check", lambda rows: checks)
+    output = reproduce("tradeoff", tmp_path).output
+    assert "no: the paper's protocol · first: 2 (expected ≤ 1)" in output
+    assert "no: our expectation · second: 2" in output
+    assert "no: our expectation" in (tmp_path / "index.html").read_text()
+
+
+def test_claims_are_printed_with_the_numbers_of_rows(tmp_path, monkeypatch):
+    def measure(rows):
+        return Evidence(f"{len(rows)} rows counted", agrees=True)
+
+    claim = Claim("The sky is blue.", "Figure 1", "holds", measure, "By day.")
+    monkeypatch.setattr(find_experiment("tradeoff"), "CLAIMS", [claim])
+    monkeypatch.setattr(verdicts, "EXPERIMENTS", ("tradeoff",))
+    assert "1 claim: 1 has no rows here." in invoke("claims", tmp_path).output
+    reproduce("tradeoff", tmp_path)
+    shown = invoke("claims", tmp_path).output.splitlines()
+    assert shown[0].split(maxsplit=1) == ["holds", "The sky is blue. (Figure 1)"]
+    assert [line.strip() for line in shown[1:]] == [
+        "82 rows counted", "By day.", "1 claim: 1 holds.",
+    ]  # fmt: skip
 
 
 def test_plot_draws_the_same_figures_again_from_rows(tmp_path):

@@ -9,6 +9,7 @@ import pytest
 import torch
 from support.experiments import run
 from support.models import random_data, tanh_mlp
+from support.pages import ROOT
 from torch.nn import functional as F
 
 import tacit
@@ -78,6 +79,15 @@ def test_units_do_not_depend_on_each_other(rows):
     counts = rows.groupby("unit").size()
     assert counts.to_dict() == dict(zip(units, (6, 6, 4, 4), strict=True))
     assert (rows.plain > 0).all()
+
+
+def test_claims_rest_on_their_rows():
+    stored = pd.read_parquet(ROOT / "results/paper/long-horizon/rows.parquet")
+    assert all(claim.measure(stored).agrees for claim in long_horizon.CLAIMS)
+    swapped = stored.rename(columns={"plain": "modified", "modified": "plain"})
+    assert not any(claim.measure(swapped).agrees for claim in long_horizon.CLAIMS)
+    *_, smoothness = long_horizon.CLAIMS
+    assert smoothness.measure(stored[stored.unit != "ReLU"]) is None
 
 
 def test_initial_weights_depend_only_on_the_seed_of_the_config(rows):

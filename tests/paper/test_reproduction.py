@@ -18,10 +18,11 @@ from support.pages import PAGES, ROOT, commands
 from typer.testing import CliRunner
 
 from tacit.cli import build_app
-from tacit_paper import EXPERIMENTS, store
+from tacit_paper import EXPERIMENTS, figure_plots, find_experiment, store
 from tacit_paper.bootstrap.checks import crossovers, select
 from tacit_paper.commands import add_commands
 
+FIGURES = sum(len(figure_plots(find_experiment(name))) for name in EXPERIMENTS)
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 needs_browser = pytest.mark.skipif(
     CHROMIUM is None and not os.environ.get("TACIT_REQUIRE_BROWSER"),
@@ -37,7 +38,11 @@ PROBE = """<script>addEventListener("load", () => { setTimeout(() => {
   });
   const scrollWidth = document.documentElement.scrollWidth;
   const font = getComputedStyle(document.body).fontSize;
-  document.body.dataset.measured = JSON.stringify({images, scrollWidth, font, innerWidth});
+  const claims = [...document.querySelectorAll(".claims tbody tr")].map(row => {
+    const {bottom, right} = row.getBoundingClientRect();
+    return {bottom, right, cut: [...row.cells].some(cell => cell.scrollWidth > cell.clientWidth)};
+  });
+  document.body.dataset.measured = JSON.stringify({images, claims, scrollWidth, font, innerWidth});
 }, 300); });</script>"""
 
 
@@ -51,7 +56,7 @@ def reproduced(tmp_path_factory):
     command = ["reproduce", "--out", str(folder / "results"), "--device", "cpu"]
     run = CliRunner().invoke(build_app([add_commands]), command)
     assert run.exit_code == 0, run.output
-    assert "  no " not in run.output, run.output  # every key number holds
+    assert "  no: " not in run.output, run.output  # every key number holds
     return folder
 
 
@@ -90,15 +95,20 @@ def test_a_browser_shows_every_figure_in_narrow_and_wide_windows(page, tmp_path,
     assert "CONSOLE" not in browser.stderr, browser.stderr
     (attribute,) = re.findall(r'<body data-measured="([^"]*)"', browser.stdout)
     measured = json.loads(html.unescape(attribute))
-    assert len(measured["images"]) == len(EXPERIMENTS)
+    assert len(measured["images"]) == FIGURES
     for image in measured["images"]:
         assert image["width"] > 300
-        assert image["drawn"] > 0.8 * min(width, 990)
+        assert image["drawn"] > 0.8 * min(width, image["width"])
         assert image["colours"] > 20, "a blank image"
     assert measured["scrollWidth"] <= measured["innerWidth"] == width, (
         "the page is wider than its window"
     )
     assert measured["font"] == "16px"
+    rows = measured["claims"]
+    assert len(rows) == sum(len(find_experiment(name).CLAIMS) for name in EXPERIMENTS)
+    assert all(row["right"] <= width and not row["cut"] for row in rows)
+    first_screen = [row for row in rows if row["bottom"] <= 800]
+    assert len(first_screen) >= min(2, len(rows)), "the first screen is not the claims"
 
 
 @needs_browser
@@ -122,7 +132,7 @@ def png_bytes(path):
 def test_the_page_refers_to_no_other_file(page):
     text = page.read_text()
     assert not re.findall(r"""(?:src|href)=["'](?!data:|#)""", text)
-    assert text.count("data:image/svg+xml;base64,") == len(EXPERIMENTS)
+    assert text.count("data:image/svg+xml;base64,") == FIGURES
     for word in ("expected", "holds", "config_hash", "Settings", "as published"):
         assert word in text
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 from support.experiments import run
 from support.models import loss_of, params_of, random_data, tanh_mlp
+from support.pages import ROOT
 from torch.func import grad, jacrev
 from torch.nn import functional as F
 
@@ -18,6 +19,7 @@ import tacit
 from tacit import reference
 from tacit_paper import data, find_experiment, plots, read_text, step_size, store
 from tacit_paper.step_size.checks import select_least_squares, select_networks, select_trained
+from tacit_paper.step_size.claims import count_rises
 from tacit_paper.step_size.estimates import estimate_from_steps
 from tacit_paper.step_size.figure import describe_missing
 from tacit_paper.step_size.networks import build_network, load_data, train_networks
@@ -188,6 +190,31 @@ def test_networks_that_trained_have_an_estimate(rows):
     assert (trained.train_accuracy >= TINY.enough).all()
     assert trained.ratio_first.between(0.5, 1.02).all()
     assert ((trained.ratio_second - 1).abs() < (trained.ratio_first - 1).abs()).all()
+
+
+def test_claims_rest_on_their_rows():
+    stored = pd.read_parquet(ROOT / "results/paper/step-size/rows.parquet")
+    recovery, relationships, exclusions = step_size.CLAIMS
+    assert all(claim.measure(stored).agrees for claim in step_size.CLAIMS)
+    for column, factor in (("ratio_first", 1.5), ("ratio_second", 1.03)):
+        assert not recovery.measure(stored.assign(**{column: factor * stored[column]})).agrees
+    for column in ("r_ig", "test_accuracy"):
+        assert not relationships.measure(stored.assign(**{column: -stored[column]})).agrees
+    rising = stored.assign(test_accuracy=stored.lambda_hat.rank())  # then λ̂ decides alone
+    assert not relationships.measure(rising).agrees
+    few = stored.assign(trained=stored.trained.fillna(False).astype(bool) & (stored.eta > 0.04))
+    assert not exclusions.measure(few).agrees
+
+
+def test_pairs_of_one_width_are_counted():
+    networks = pd.DataFrame(
+        {
+            "width": [1, 1, 1, 2, 2],
+            "lambda_hat": [3.0, 1.0, 2.0, 1.0, 2.0],
+            "test_accuracy": [0.5, 0.6, 0.7, 0.8, 0.9],
+        }
+    )
+    assert count_rises(networks) == (2, 4)  # 1→2 of the first width, and the second width
 
 
 def test_units_do_not_depend_on_each_other(rows):

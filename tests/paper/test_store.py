@@ -102,11 +102,25 @@ def test_the_metadata_names_configuration_and_versions(tmp_path):
     assert metadata["rows"] == 8
 
 
-def test_a_source_tree_need_not_be_installed(tmp_path, monkeypatch):
-    monkeypatch.setattr(store, "VERSIONS", ("torch", "no-such-package"))
-    assert (
-        run(tmp_path, toy_experiment()).metadata["versions"]["no-such-package"] == "not installed"
-    )
+def test_a_source_tree_need_not_be_installed_and_knows_its_version(tmp_path, monkeypatch):
+    monkeypatch.setattr(store, "VERSIONS", ("tacit", "torch", "no-such-package"))
+    installed = store.version
+
+    def version(name):
+        return installed("no-such-package" if name == "tacit" else name)
+
+    monkeypatch.setattr(store, "version", version)
+    metadata = run(tmp_path, toy_experiment()).metadata
+    assert metadata["versions"]["no-such-package"] == "not installed"
+    assert metadata["versions"]["tacit"] == metadata["made_with"]["tacit"] == tacit.__version__
+
+
+def test_rows_of_a_time_when_a_source_tree_had_no_version_are_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(store, "_version", lambda name: "not installed")
+    old = run(tmp_path, toy_experiment())
+    monkeypatch.undo()
+    assert old.metadata["versions"]["tacit"] == "not installed"
+    assert store.read_result(tmp_path).rows.equals(old.rows)
 
 
 def test_every_column_of_every_row_is_stored(tmp_path):

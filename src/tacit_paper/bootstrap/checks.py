@@ -20,15 +20,24 @@ def check(rows: Table) -> list[Check]:
     paper_crossover, further = crossovers(rows)
     norm = float(pairs.baseline.iloc[0])
     return [
-        Check("‖Λ(500)‖, Frobenius", norm, "0.02610", abs(norm - 0.02610) < 5e-6),
-        within("pairs, σ = 10, m = 100: relative error (panel F, mean)", at_ten, 0.52, 0.72),
-        within("the same in panel E (median)", medians.iloc[-1], 0.52, 0.72),
-        within("m at which the pairs bootstrap is worst", float(medians.idxmax()), 8, 12),
-        within("crossover with Λ̂ = 0 on the paper's draw, σ", paper_crossover, 5, 7.5),
+        Check("‖Λ(500)‖, Frobenius", norm, "0.02610", abs(norm - 0.02610) < 5e-6, "protocol"),
+        within(
+            "pairs, σ = 10, m = 100: relative error (panel F, mean)",
+            at_ten, 0.52, 0.72, tests="protocol",
+        ),
+        within("the same in panel E (median)", medians.iloc[-1], 0.52, 0.72, tests="protocol"),
+        within(
+            "m at which the pairs bootstrap is worst", float(medians.idxmax()), 8, 12,
+            tests="protocol",
+        ),
+        within(
+            "crossover with Λ̂ = 0 on the paper's draw, σ", paper_crossover, 5, 7.5,
+            tests="protocol",
+        ),
         within(f"median crossover of {len(further)} further draws, σ", further.median(), 6, 10),
         at_most("residual, σ = 10, m ≥ 11: largest relative error", exact, 1e-9),
         at_most("residual, every σ, m = 100: largest relative error", exact_by_noise, 1e-9),
-    ]
+    ]  # fmt: skip
 
 
 def select(rows: Table, panel: str, series: str) -> Table:

@@ -34,6 +34,8 @@ class Config:
     """Further draws of inputs, coefficients and noise in panel F."""
     draw_pools: int = 3
     """Pools per further draw."""
+    joined: tuple[int, ...] = (5, 20, 80, 160)
+    """Numbers of pools that are joined to one, for the limit of many endpoints."""
 
     @property
     def size(self) -> int:
@@ -47,4 +49,5 @@ QUICK = Config(
     endpoints=(1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 15, 20, 30, 40, 50, 70, 100),
     draws=12,
     draw_pools=1,
+    joined=(5, 20),
 )

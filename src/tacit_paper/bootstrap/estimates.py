@@ -44,6 +44,25 @@ def pool_rows(config: Config, *, kind: Kind, pool: int) -> Iterator[Row]:
             yield from _matrix_rows("BCD"[config.shown.index(m)], pooled.matrix(), m=m)
 
 
+def joined_rows(config: Config) -> Iterator[Row]:
+    """Panel E, beyond its end: the pairs bootstrap from many pools, joined to one."""
+    X, _, y = ls.draw(config.seed, config.noise)
+    theory = early_stopping(X, config.step, config.stop)
+    endpoints = [
+        train(resample(X, y[:, None], config, kind="pairs", pool=pool), config)
+        for pool in range(max(config.joined))
+    ]
+    for count in config.joined:
+        thetas, gradients = (
+            # Every pool begins with the data set itself, which is counted once.
+            torch.cat([part[int(k > 0) :] for k, part in enumerate(parts[:count])])[..., 0]
+            for parts in zip(*endpoints, strict=True)
+        )
+        distances = _distances(estimate_penalty(thetas, gradients), theory)
+        labels = {"panel": "E", "series": "joined", "sigma": config.noise, "m": len(thetas)}
+        yield {**labels, **distances}
+
+
 def noise_rows(config: Config, *, sigma: float) -> Iterator[Row]:
     """Panel F: whole pools at another noise, by both bootstraps."""
     for pool, kind in product(range(config.pools), KINDS):

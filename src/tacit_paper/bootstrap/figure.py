@@ -88,6 +88,11 @@ def _draw_by_endpoints(axes: tuple[Any, Any], rows: Table) -> None:
         "m ≈ p: heavy tails", (10, float(pairs.relative.max())), (8, -3),
         textcoords="offset points", fontsize=8, color=plots.BLUE,
     )  # fmt: skip
+    joined = select(rows, "E", "joined").sort_values("m").iloc[-1]
+    large.annotate(
+        f"{joined.relative:.2f} at m = {joined.m:,.0f}", (1, 0.1), xycoords="axes fraction",
+        ha="right", fontsize=8, color=plots.BLUE,
+    )  # fmt: skip
     large.legend(loc="upper right", title="band: range over pools", title_fontsize=8)
     tiny.set_xlabel("endpoints m, including the one on the data set itself")
     tiny.annotate(

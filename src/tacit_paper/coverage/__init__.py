@@ -1,15 +1,17 @@
 """Do the error bars have the promised coverage?
 
-Nominal 95 % intervals compared with true values that are known. Dots show how often an interval
-contained the true value, with the 95 % interval of such a count. Crosses show the same for ordinary
-least-squares errors, which treat the equation of every parameter as an independent observation.
-Each kind of error bar is tested on the source of randomness that it is named after. Sampling:
-random parts of a fixed training set at fixed weights; the true value is the strength on the whole
-set. Draws: masks or noise at fixed weights; the true value is the mean over all of them. Steps: SGD
-with weight decay. Layers: every layer has a different strength; the true value is their mean. The
-moving design has a candidate, ‖∇L‖², that depends on the examples itself. The error bars follow its
-column to first order. That is accurate while ∇L is larger than its noise (early), and no longer
-when ∇L is mostly noise (late).
+Dots: how often nominal 95 % intervals contained a true value that is known, with the 95 % interval
+of such a count. Crosses: the same for ordinary least-squares errors, which treat the equation of
+every parameter as an independent observation. Each kind of error bar is tested on the source of
+randomness that it is named after: sampling of examples, draws of masks or noise, steps of SGD, and
+layers.
+
+Sampling: random parts of a fixed training set at fixed weights; the true value is the strength on
+the whole set. Draws: masks or noise at fixed weights; the true value is the mean over all of them.
+Steps: SGD with weight decay. Layers: every layer has a different strength; the true value is their
+mean. The moving design has a candidate, ‖∇L‖², that depends on the examples itself. The error bars
+follow its column to first order. That is accurate while ∇L is larger than its noise (early), and no
+longer when ∇L is mostly noise (late).
 
 Not in the paper. Error bars of training have a separate figure.
 """
@@ -17,9 +19,10 @@ Not in the paper. Error bars of training have a separate figure.
 from collections.abc import Callable
 from functools import partial
 
-from tacit_paper import Claim, Work
+from tacit_paper import Work
 from tacit_paper.coverage import cases
 from tacit_paper.coverage.checks import check
+from tacit_paper.coverage.claims import CLAIMS
 from tacit_paper.coverage.config import PAPER, QUICK, Config
 from tacit_paper.coverage.estimates import replicate_rows
 from tacit_paper.coverage.figure import plot
@@ -27,7 +30,6 @@ from tacit_paper.coverage.figure import plot
 __all__ = ["CLAIMS", "FIGURE", "PAPER", "QUICK", "Config", "check", "plot", "work"]
 
 FIGURE = "New"
-CLAIMS: tuple[Claim, ...] = ()
 
 
 def work(config: Config, device: str) -> Work:

@@ -1,12 +1,14 @@
 """Penalties that nobody named: their shapes are found without being told
 
 Each panel has s′ of a penalty Σ s(θ_i), as `spline` finds it from gradients of the loss at trained
-weights (blue, with its 95 % band over replicates), above the law that is known (grey, wide). (a)
-Ridge and smooth L1: the two kinks at ±β = ±0.3. (b) Gradient descent on β = u² − v² from u = v = α:
-¼·arcsinh(β/2α²), by the gradients added up along the path, where ridge explains little. (c) AdamW
-on the full batch: ε·wθ/(1 − w|θ|), which has no bound on s′ but one on weights, 1/w. (d) A penalty
-λΣ|θ|^p: its exponent is the slope of s′ in logarithms, plus 1. Ticks are weights of the first
-replicate.
+weights (blue, with its 95 % band over replicates), above the law that is known (grey). (a) Ridge
+and smooth L1, with two kinks. (b) Gradient descent on β = u² − v². (c) AdamW on the full batch. (d)
+A penalty λΣ|θ|^p, in logarithms. Ticks are weights of the first replicate.
+
+(a) The kinks are at ±β = ±0.3. (b) From u = v = α the law is ¼·arcsinh(β/2α²), by the gradients
+added up along the path; the panel says what ridge would explain of them. (c) The law is ε·wθ/(1 −
+w|θ|), which has no bound on s′ but one on weights, 1/w. (d) The exponent is the slope of s′ in
+logarithms, plus 1.
 
 Not in the paper. The spline of every panel has the same settings, and the candidates contain no
 other penalty.

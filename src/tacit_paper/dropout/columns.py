@@ -40,7 +40,7 @@ def dropout_columns(ensemble: Ensemble, data: Any) -> dict[Regularizer, Params]:
     columns = {"weighted_l2": weighted}
     for name, tensor in weighted.items():
         columns[f"weighted_l2[{name.removesuffix('.weight')}]"] = {name: tensor}
-    columns["explicit_dropout"] = _explicit_column(ensemble, member_data)
+    columns["explicit_dropout"] = explicit_column(ensemble, member_data)
     return {known_regularizer(name, column): column for name, column in columns.items()}
 
 
@@ -78,26 +78,22 @@ def explicit_penalty(ensemble: Ensemble, params: Params, inputs: Tensor) -> Tens
     over classes k drawn with probabilities p.
     """
     outputs, activations = _outputs_and_activations(ensemble, params, inputs)
-    probabilities = outputs.softmax(-1)
-    jacobians = [
-        torch.autograd.grad(outputs[..., k].sum(), activations, create_graph=True)
-        for k in range(outputs.shape[-1])
-    ]
+    classes = outputs.shape[-1]
+    units = torch.eye(classes, dtype=outputs.dtype, device=outputs.device)
+    cotangents = units[:, None, None].expand(classes, *outputs.shape)
+    jacobians = torch.autograd.grad(
+        outputs, activations, cotangents, create_graph=True, is_grads_batched=True
+    )
+    probabilities = outputs.softmax(-1).movedim(-1, 0).unsqueeze(-1)
     total = outputs.new_zeros(len(outputs))
-    for h, *derivatives in zip(activations, *jacobians, strict=True):
-        mean = _mean_over_classes(probabilities, derivatives)
-        variance = _mean_over_classes(probabilities, [(d - mean).square() for d in derivatives])
+    for h, derivatives in zip(activations, jacobians, strict=True):
+        mean = (probabilities * derivatives).sum(0)
+        variance = (probabilities * (derivatives - mean).square()).sum(0)
         total = total + (h.square() * variance).sum((1, 2)) / (2 * inputs.shape[1])
     return total
 
 
-def _mean_over_classes(probabilities: Tensor, values: list[Tensor]) -> Tensor:
-    """Σ_k p_k v_k over the classes k."""
-    weighted = (probabilities[..., k : k + 1] * value for k, value in enumerate(values))
-    return sum(weighted, torch.zeros_like(values[0]))
-
-
-def _explicit_column(ensemble: Ensemble, data: MemberData) -> Params:
+def explicit_column(ensemble: Ensemble, data: MemberData) -> Params:
     """The gradient of `explicit_penalty` over all data, summed in float64."""
     sums = {n: torch.zeros_like(p, dtype=torch.float64) for n, p in ensemble.params.items()}
     for inputs, _ in data.slices(_examples_per_slice(ensemble, data)):

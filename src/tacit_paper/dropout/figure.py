@@ -1,115 +1,127 @@
-"""The dropout figure, drawn from its rows."""
+"""The dropout figure at a glance: three questions, drawn from the rows."""
 
 from typing import Any
 
 from tacit_paper import Table, plots
-from tacit_paper.dropout.checks import select
+from tacit_paper.dropout.selecting import (
+    architectures,
+    has_columns,
+    means_and_intervals,
+    medians_by_rate,
+    select,
+)
 
+PURPLE = "#7b4fa3"
+COLOURS = (plots.BLUE, plots.GREEN, plots.ORANGE, plots.RED)
+"""Of the widths, from narrow to wide."""
 FAMILIES = {
     "l2": (plots.GREY, "s", "ridge"),
-    "layerwise_l2": (plots.GREEN, "v", "ridge by layer"),
-    "weighted_l2": (plots.ORANGE, "^", "activation-weighted ridge"),
-    "layerwise_weighted_l2": (plots.RED, "D", "… by layer"),
-    "explicit_dropout": (plots.BLUE, "o", "explicit dropout"),
+    "explicit_dropout": (plots.BLUE, "o", "second order"),
+    "dropout_moments": (PURPLE, "D", "moments (new)"),
 }
-RATIO_LIMITS = (-0.6, 2.0)
-"""Coefficients over theory that are drawn to scale; others are red arrows at the edge."""
+LINES = ("-", "--", ":")
+ARMS = {
+    "nothing": ("black", "x", "no penalty"),
+    "published ridge": (plots.RED, "v", "ridge, published λ̂"),
+    "ridge": (plots.GREY, "s", "ridge, exact λ̂"),
+    "explicit, estimated": (plots.GREEN, "^", "second order, estimated"),
+    "explicit": (plots.BLUE, "o", "second order, q/(1−q)"),
+    "moments": (PURPLE, "D", "moments, coefficient 1"),
+}
 
 
 def plot(rows: Table) -> "plots.Figure":
-    """One column of panels per architecture; four questions from top to bottom."""
-    models = select(rows, kind="model")
-    shapes = sorted({(int(d), int(w)) for d, w in zip(models.depth, models.width, strict=True)})
+    """(A) The published and the exact strength; (B) what dropout adds; (C) training with it."""
+    shapes = architectures(rows)
     with plots.style():
-        figure = plots.new_figure(max(7.0, 2.35 * len(shapes)), 9.6)
-        grid: Any = figure.subplots(4, len(shapes), sharex=True, sharey="row", squeeze=False)
-        image: Any = None
-        for column, (depth, width) in enumerate(shapes):
-            networks = select(models, depth=depth, width=width)
-            effects = select(rows, kind="effect", depth=depth, width=width)
-            best, last = (select(effects, weights=weights) for weights in ("best", "last"))
-            image = _plot_published(grid[0, column], networks, models)
-            _plot_total(grid[1, column], networks)
-            _plot_explained(grid[2, column], best, last)
-            _plot_coefficient(grid[3, column], best, last)
-            grid[0, column].set_title(f"{depth} layers of {width}")
-            grid[3, column].set_xlabel("dropout rate q")
-        highest = models.rate.max()
-        limits = (-0.1 * highest, highest + 0.1 * highest)
-        grid[0, 0].set(xlim=limits, ylabel="published fit: λ̂ of ridge")
-        grid[1, 0].set_ylabel("exact: λ̂ of ridge")
-        grid[2, 0].set_ylabel("marginal effect of dropout:\nexplained fraction")
-        grid[3, 0].set_ylabel("explicit dropout:\ncoefficient ÷ q/(1−q)")
-        bar = figure.colorbar(image, ax=list(grid[0]), pad=0.01, aspect=12)
-        bar.set_label("its loss", fontsize=8)
-        legend = grid[2, 0].get_legend_handles_labels()
-        figure.legend(*legend, loc="outside lower center", ncols=6 if len(shapes) > 3 else 3)
+        figure = plots.new_figure(11.5, 4.4)
+        parts: Any = figure.subfigures(1, 3, width_ratios=[1.3, 1, 1.15])
+        _plot_strengths(parts[0], rows, shapes)
+        _plot_explained(parts[1], rows, _shown(shapes))
+        _plot_retraining(parts[2], rows)
     return figure
 
 
-def _plot_published(axes: Any, rows: Table, models: Table) -> Any:
-    """One dot per network, coloured by the loss of the fit, on scales shared by all models."""
-    from matplotlib.colors import LogNorm
+def _plot_strengths(figure: Any, rows: Table, shapes: list[tuple[int, int]]) -> None:
+    """Medians over seeds of both strengths: one panel per depth, one colour per width."""
+    depths = sorted({depth for depth, _ in shapes})
+    widths = sorted({width for _, width in shapes})
+    axes: Any = figure.subplots(1, len(depths), sharey=True, squeeze=False)[0]
+    for depth, ax in zip(depths, axes, strict=True):
+        gaps = []
+        for width in (w for d, w in shapes if d == depth):
+            medians, colour = medians_by_rate(rows, (depth, width)), COLOURS[widths.index(width)]
+            style = {"color": colour, "ms": 4}
+            ax.plot(medians.index, medians.published_l2, "o--", mfc="white", lw=1.1, **style)
+            ax.plot(medians.index, medians.total_l2, "o-", label=f"width {width}", **style)
+            gaps += (medians.published_l2 / medians.total_l2).tolist()
+        ax.set(title=f"{depth} hidden layers", xlabel="dropout rate q", yscale="log")
+        gap = f"exact (solid):\n{min(gaps):.3g} to {max(gaps):.3g} times smaller"
+        ax.text(0.04, 0.98, "published fit (dashed)", transform=ax.transAxes, fontsize=8, va="top")
+        ax.text(0.04, 0.02, gap, transform=ax.transAxes, fontsize=8)
+    axes[0].margins(y=0.18)
+    axes[0].set_ylabel("strength λ̂ of ridge")
+    figure.suptitle("A  ridge strength: published and exact", x=0.02, ha="left", fontsize=10)
+    _legend_below(figure, axes[0], 3)
 
-    scale = LogNorm(models.published_loss.min(), models.published_loss.max())
-    image = axes.scatter(
-        rows.rate, rows.published_l2, c=rows.published_loss, s=9, cmap="viridis", norm=scale
-    )
-    axes.set(yscale="log", ylim=(models.published_l2.min() / 3, models.published_l2.max() * 3))
-    return image
+
+def _legend_below(figure: Any, ax: Any, columns: int) -> None:
+    """A legend below the panel, where it covers nothing."""
+    handles, labels = ax.get_legend_handles_labels()
+    style = {"columnspacing": 1.0, "handlelength": 1.4, "handletextpad": 0.4}
+    figure.legend(handles, labels, loc="outside lower center", ncols=columns, **style)
 
 
-def _plot_total(axes: Any, rows: Table) -> None:
-    """Exact strengths with intervals over seeds, and the fraction that ridge explains."""
-    axes.scatter(rows.rate, rows.total_l2, s=9, color=plots.BLUE, alpha=0.35, lw=0)
-    means = rows.groupby("rate")[["total_l2", "total_explained"]].mean()
-    axes.plot(means.index, means.total_l2, color=plots.BLUE)
-    _plot_intervals(axes, rows.rate, rows.total_l2, color=plots.BLUE, lw=1.6)
-    for i, (rate, row) in enumerate(means.iterrows()):
-        if i in (0, len(means) // 2, len(means) - 1):
-            axes.annotate(
-                f"{row.total_explained:.1%}", (rate, 0.87), xycoords=("data", "axes fraction"),
-                ha="center", fontsize=6, color=plots.GREY,
+def _shown(shapes: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """One architecture of middle width per depth."""
+    depths = sorted({depth for depth, _ in shapes})
+    widths = {depth: [w for d, w in shapes if d == depth] for depth in depths}
+    return [(depth, widths[depth][(len(widths[depth]) - 1) // 2]) for depth in depths]
+
+
+def _plot_explained(figure: Any, rows: Table, shapes: list[tuple[int, int]]) -> None:
+    """The fraction of dropout's own effect that each family explains, at the best weights."""
+    ax: Any = figure.subplots()
+    effects = select(rows, kind="effect", weights="best")
+    for (depth, width), line in zip(shapes, LINES, strict=False):
+        networks = select(effects, depth=depth, width=width)
+        for name, (colour, marker, label) in FAMILIES.items():
+            if not has_columns(networks, f"{name}_explained"):
+                continue
+            rates, means, errors = means_and_intervals(networks, f"{name}_explained")
+            ax.errorbar(
+                rates, means, errors, fmt=marker + line, color=colour, ms=4.5, lw=1.3,
+                elinewidth=0.9, label=label if line == LINES[0] else None,
             )  # fmt: skip
-    axes.set_title("explained by ridge:", fontsize=6.5, color=plots.GREY, loc="left", pad=1)
-    axes.margins(y=0.3)
-    axes.axhline(0, color="black", lw=0.6)
+    styles = zip(shapes, ("solid", "dashed", "dotted"), strict=False)
+    ax.set_title(", ".join(f"{depth}×{width} {style}" for (depth, width), style in styles))
+    ax.set(xlabel="dropout rate q", ylabel="explained fraction", ylim=(-0.08, 1.05))
+    ax.axhline(0, color="black", lw=0.6)
+    figure.suptitle("B  what explains dropout's own effect", x=0.02, ha="left", fontsize=10)
+    _legend_below(figure, ax, 2)
 
 
-def _plot_intervals(axes: Any, rates: Any, values: Any, **style: Any) -> None:
-    """95 % intervals of the mean over networks that differ in start, batches and masks."""
-    intervals = values.groupby(rates).agg(lambda group: plots.interval(group.tolist()))
-    lows, highs = [low for low, _ in intervals], [high for _, high in intervals]
-    axes.vlines(intervals.index, lows, highs, **style)
+def _plot_retraining(figure: Any, rows: Table) -> None:
+    """The divergence of penalised networks from the dropout network, for each arm and rate."""
+    from matplotlib.ticker import LogLocator, NullFormatter
 
-
-def _plot_explained(axes: Any, best: Table, last: Table) -> None:
-    """The fraction of the marginal effect of dropout that each family explains."""
-    for name, (colour, marker, label) in FAMILIES.items():
-        explained = best[f"{name}_explained"]
-        means = explained.groupby(best.rate).mean()
-        axes.plot(means.index, means, marker + "-", color=colour, ms=3.5, lw=1.1, label=label)
-        _plot_intervals(axes, best.rate, explained, color=colour, lw=0.9)
-    means = last.groupby("rate").explicit_dropout_explained.mean()
-    axes.plot(means.index, means, ":", color=plots.BLUE, lw=1.3, label="… at the last weights")
-    axes.axhline(0, color="black", lw=0.6)
-    axes.set_ylim(-0.08, 1.03)
-
-
-def _plot_coefficient(axes: Any, best: Table, last: Table) -> None:
-    """The coefficient of explicit dropout over its theory value."""
-    low, high = RATIO_LIMITS
-    ratio = best.explicit_dropout_strength / best.theory
-    shown = ratio.clip(low, high)
-    flagged = best.explicit_dropout_problems != ""
-    for marker, outside in (("^", ratio > high), ("v", ratio < low)):
-        if outside.any():
-            axes.plot(best.rate[outside], shown[outside], marker, color=plots.RED, ms=7, zorder=0)
-    axes.plot(best.rate[~flagged], shown[~flagged], "o", color=plots.BLUE, ms=4)
-    axes.plot(best.rate[flagged], shown[flagged], "o", mfc="white", mec=plots.BLUE, ms=4)
-    _plot_intervals(axes, best.rate, ratio, color=plots.BLUE, lw=0.9, zorder=0)
-    means = (last.explicit_dropout_strength / last.theory).groupby(last.rate).mean()
-    axes.plot(means.index, means, ":", color=plots.BLUE, lw=1.3)
-    axes.axhline(1, color="black", ls="--", lw=1)
-    axes.axhline(0, color="black", lw=0.6)
-    axes.set_ylim(low - 0.1, high + 0.1)
+    retrained, ax = select(rows, kind="retrained"), figure.subplots()
+    figure.suptitle("C  trained with a penalty in place of dropout", x=0.02, ha="left", fontsize=10)
+    ax.set(xlabel="dropout rate q", ylabel="KL from the dropout network")
+    if not has_columns(retrained, "divergence"):
+        ax.text(0.5, 0.5, "not in these rows", ha="center", transform=ax.transAxes)
+        return
+    rates = sorted(retrained.rate.unique())
+    shown = {name: arm for name, arm in ARMS.items() if (retrained.penalty == name).any()}
+    for position, (name, (colour, marker, label)) in enumerate(shown.items()):
+        shift = 0.11 * (position - (len(shown) - 1) / 2)
+        _, means, errors = means_and_intervals(select(retrained, penalty=name), "divergence", rates)
+        x = [number + shift for number in range(len(rates))]
+        ax.errorbar(x, means, errors, fmt=marker, color=colour, ms=5, elinewidth=1, label=label)
+    depth, width = (int(retrained[name].iloc[0]) for name in ("depth", "width"))
+    ax.set(title=f"{depth}×{width}", yscale="log", xlim=(-0.6, len(rates) - 0.4))
+    ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    ax.yaxis.set_major_formatter("{x:g}")
+    ax.yaxis.set_minor_formatter(NullFormatter())
+    ax.set_xticks(range(len(rates)), [f"{rate:g}" for rate in rates])
+    _legend_below(figure, ax, 2)

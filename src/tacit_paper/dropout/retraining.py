@@ -1,12 +1,14 @@
 """Networks of the dropout figure trained again with a penalty in place of dropout."""
 
+import time
 from collections.abc import Iterator
+from itertools import product
+from typing import NamedTuple
 
-import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tacit.ensembles import Ensemble
+from tacit.ensembles import Ensemble, Run
 from tacit.ensembles.training import BatchPenalty
 from tacit.objective.params import Params
 from tacit.regularizers import l2
@@ -15,63 +17,132 @@ from tacit_paper.dropout import training
 from tacit_paper.dropout.columns import explicit_penalty
 from tacit_paper.dropout.config import Config
 from tacit_paper.dropout.estimates import marginal_effects, total_effects
+from tacit_paper.dropout.moments import moments_penalty
+from tacit_paper.dropout.training import Images
+
+
+class DropoutNetworks(NamedTuple):
+    """Networks trained with dropout, which the penalised ones are to imitate."""
+
+    initial: Ensemble
+    run: Run
+    rates: list[float]
+    seeds: list[int]
 
 
 def retrained_rows(config: Config, device: str) -> Iterator[Row]:
     """How close the predictions of penalised networks come to those of dropout networks.
 
     The networks are trained again from the same initial weights and through the same batches,
-    without dropout: with explicit dropout, with ridge, and without a penalty.
+    without dropout: by dropout by moments at its theory value 1; by explicit dropout at its theory
+    value q/(1−q), and as estimated at the best weights (0 if that is negative); by the exact and
+    the published ridge strength of the last weights; and without a penalty.
     """
     images = training.load_images(config, device)
-    (depth, width), rates = config.retrained, list(config.retrained_rates)
-    seeds = [config.seeds[0]] * len(rates)
-    initial = training.initial_ensemble(depth, width, images, seeds)
-    plan = training.training_plan(config, images)
-    original = training.train(
-        initial, F.cross_entropy, images.train, plan, seeds=seeds, dropout=rates
+    networks = _train_with_dropout(config, images)
+    rates, like = networks.rates, networks.initial.first_tensor
+    marginal = marginal_effects(
+        config, networks.run.best, images, rates, networks.seeds, moments=False
     )
-    plan = training.training_plan(config, images, original.epochs.tolist())
-    marginal = marginal_effects(config, original.best, images, rates, seeds)
-    total = total_effects(config, original.last, images)
-    zeros = [0.0] * len(rates)
-    strengths = {
-        "explicit": [row["explicit_dropout_strength"] for row in marginal],
+    total = list(total_effects(config, networks.run.last, images))
+    estimated = [max(0.0, row["explicit_dropout_strength"]) for row in marginal]
+    explicit = {"explicit": [q / (1 - q) for q in rates], "explicit, estimated": estimated}
+    ridge = {
         "ridge": [row["total_l2"] for row in total],
-        "nothing": zeros,
+        "published ridge": [row["published_l2"] for row in total],
+        "nothing": [0.0] * len(rates),
     }
-    reference = training.probabilities(original.last, images.test[0])
-    dropout_accuracies = training.accuracies(original.last, images.test)
-    for name in strengths:
-        ensemble = training.train(
-            initial, F.cross_entropy, images.train, plan, seeds=seeds, dropout=0.0,
-            penalties={l2(): strengths[name] if name == "ridge" else zeros},
-            batch_penalty=_explicit(initial, strengths[name]) if name == "explicit" else None,
-        ).last  # fmt: skip
-        predictions = training.probabilities(ensemble, images.test[0])
-        distances = (predictions - reference).square().sum(-1).mean(1).sqrt().tolist()
-        agreement = predictions.argmax(-1) == reference.argmax(-1)
-        test_accuracies = training.accuracies(ensemble, images.test)
-        for m, rate in enumerate(rates):
-            network = {"depth": depth, "width": width, "rate": rate, "seed": seeds[m]}
-            yield {
-                "kind": "retrained",
-                **network,
-                "penalty": name,
-                "strength": strengths[name][m],
-                "prediction_distance": distances[m],
-                "agreement": float(agreement[m].double().mean()),
-                "test_accuracy": test_accuracies[m],
-                "dropout_accuracy": dropout_accuracies[m],
-                "epochs": int(original.epochs[m]),
-            }
+    factors = like.new_tensor([s for strengths in explicit.values() for s in strengths])
+    second_order = _explicit(networks.initial, factors, config.penalty_examples)
+    moments = moments_penalty(networks.initial, like.new_tensor(rates), config.penalty_examples)
+    yield from _arm_rows(config, images, networks, ridge, None)
+    yield from _arm_rows(config, images, networks, explicit, second_order)
+    yield from _arm_rows(config, images, networks, {"moments": [1.0] * len(rates)}, moments)
 
 
-def _explicit(ensemble: Ensemble, strengths: list[float]) -> BatchPenalty:
-    """The explicit dropout regularizer on a batch, with one strength per network."""
-    factors = torch.tensor(strengths, device=ensemble.first_tensor.device)
+def _train_with_dropout(config: Config, images: Images) -> DropoutNetworks:
+    members = list(product(config.retrained_rates, config.seeds[: config.retrained_seeds]))
+    rates, seeds = [rate for rate, _ in members], [seed for _, seed in members]
+    initial = training.initial_ensemble(*config.retrained, images, seeds)
+    plan = training.training_plan(config, images)
+    run = training.train(initial, F.cross_entropy, images.train, plan, seeds=seeds, dropout=rates)
+    return DropoutNetworks(initial, run, rates, seeds)
 
-    def batch_penalty(params: Params, inputs: Tensor, _: Tensor, members: Tensor) -> Tensor:
-        return factors[members] * explicit_penalty(ensemble, params, inputs)
 
-    return batch_penalty
+def _arm_rows(
+    config: Config,
+    images: Images,
+    networks: DropoutNetworks,
+    arms: dict[str, list[float]],
+    batch_penalty: BatchPenalty | None,
+) -> Iterator[Row]:
+    """Rows of arms that are trained as one ensemble: every network once per arm.
+
+    Args:
+        config: the settings.
+        images: the images.
+        networks: the networks with dropout.
+        arms: one strength per network, for each arm.
+        batch_penalty: the penalty of all arms, strengths included; None for ridge.
+    """
+    copies = list(range(len(networks.rates))) * len(arms)
+    strengths = [strength for arm in arms.values() for strength in arm]
+    plan = training.training_plan(config, images, [int(networks.run.epochs[m]) for m in copies])
+    start = time.perf_counter()
+    run = training.train(
+        networks.initial.select(copies), F.cross_entropy, images.train, plan,
+        seeds=[networks.seeds[m] for m in copies], dropout=0.0,
+        penalties={l2(): strengths} if batch_penalty is None else None,
+        batch_penalty=batch_penalty,
+    )  # fmt: skip
+    seconds = (time.perf_counter() - start) / len(arms)
+    comparisons = _compare(run.last, networks.run.last.select(copies), images)
+    names = [name for name, arm in arms.items() for _ in arm]
+    diverged = run.diverged.tolist()
+    for row, m, name, strength, lost in zip(
+        comparisons, copies, names, strengths, diverged, strict=True
+    ):
+        yield {
+            "kind": "diverged" if lost else "retrained",
+            "depth": config.retrained[0],
+            "width": config.retrained[1],
+            "rate": networks.rates[m],
+            "seed": networks.seeds[m],
+            "penalty": name,
+            "strength": strength,
+            **row,
+            "epochs": int(networks.run.epochs[m]),
+            "train_seconds": seconds,
+        }
+
+
+def _compare(retrained: Ensemble, dropout: Ensemble, images: Images) -> Iterator[Row]:
+    """Distances of predictions on the test images, and accuracies.
+
+    The divergence is KL(dropout network ‖ retrained network), averaged over the images.
+    """
+    logs, expected = (
+        training.log_probabilities(ensemble, images.test[0]) for ensemble in (retrained, dropout)
+    )
+    divergences = (expected.exp() * (expected - logs)).sum(-1).mean(1)
+    distances = (logs.exp() - expected.exp()).square().sum(-1).mean(1).sqrt()
+    agreements = (logs.argmax(-1) == expected.argmax(-1)).double().mean(1)
+    accuracies = training.accuracies(retrained, images.test)
+    dropout_accuracies = training.accuracies(dropout, images.test)
+    for m in range(len(retrained)):
+        yield {
+            "divergence": float(divergences[m]),
+            "prediction_distance": float(distances[m]),
+            "agreement": float(agreements[m]),
+            "test_accuracy": accuracies[m],
+            "dropout_accuracy": dropout_accuracies[m],
+        }
+
+
+def _explicit(ensemble: Ensemble, strengths: Tensor, examples: int) -> BatchPenalty:
+    """Explicit dropout on the first examples of a batch, with one strength per network."""
+
+    def evaluate(params: Params, inputs: Tensor, _: Tensor, members: Tensor) -> Tensor:
+        return strengths[members] * explicit_penalty(ensemble, params, inputs[:, :examples])
+
+    return evaluate

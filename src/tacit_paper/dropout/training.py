@@ -25,8 +25,8 @@ class Images(NamedTuple):
     test: Examples
 
 
-def load_images(config: Config, device: str) -> Images:
-    """The images, shuffled by a permutation with seed 42 and split.
+def load_images(config: Config, device: str, *, shuffled: bool = True) -> Images:
+    """The images, split after a permutation with seed 42 or, if not `shuffled`, in their order.
 
     MNIST has test files. The digits have none, so those that are left over after training are
     divided equally between validation and test.
@@ -39,25 +39,46 @@ def load_images(config: Config, device: str) -> Images:
     else:
         X, y = data.digits()
         stop = config.train + (len(X) - config.train) // 2
-    order = torch.randperm(len(X), generator=torch.Generator().manual_seed(42))
-    X, y = (tensor[order].to(device).tensor_split([config.train, stop]) for tensor in (X, y))
+    if shuffled:
+        order = torch.randperm(len(X), generator=torch.Generator().manual_seed(42))
+        X, y = X[order], y[order]
+    X, y = (tensor.to(device).tensor_split([config.train, stop]) for tensor in (X, y))
     train, validation, rest = zip(X, y, strict=True)
     images, labels = test or rest
     return Images(train, validation, (images.to(device), labels.to(device)))
 
 
-def build_network(inputs: int, depth: int, width: int) -> nn.Module:
-    """ReLU layers with dropout after every hidden one but the last."""
+def normalise(images: Images) -> Images:
+    """The images with pixels (x − 0.1307)/0.3081, MNIST's mean and standard deviation."""
+    return Images(*(((pixels - 0.1307) / 0.3081, labels) for pixels, labels in images))
+
+
+def build_network(inputs: int, depth: int, width: int, *, dropout_layers: int) -> nn.Sequential:
+    """ReLU layers, with dropout after the first ones; in the paper after all but the last."""
     layers: list[nn.Module] = []
     for number, (a, b) in enumerate(pairwise((inputs, *[width] * depth)), start=1):
-        layers += [nn.Linear(a, b), nn.ReLU(), *([nn.Dropout()] if number < depth else [])]
+        dropout = [nn.Dropout()] if number <= dropout_layers else []
+        layers += [nn.Linear(a, b), nn.ReLU(), *dropout]
     return nn.Sequential(*layers, nn.Linear(width, 10))
 
 
-def initial_ensemble(depth: int, width: int, images: Images, seeds: Sequence[int]) -> Ensemble:
-    """The members before training; all rates of one seed have the same weights."""
-    pixels = images.train[0]
-    ensemble = ensembles.initialise(lambda: build_network(pixels.shape[1], depth, width), seeds)
+def initial_ensemble(
+    depth: int,
+    width: int,
+    images: Images,
+    seeds: Sequence[int],
+    *,
+    dropout_layers: int | None = None,
+) -> Ensemble:
+    """The members before training; all rates of one seed have the same weights.
+
+    There is dropout after the first `dropout_layers` hidden layers, by default as in the paper
+    after every hidden layer but the last.
+    """
+    pixels, layers = images.train[0], depth - 1 if dropout_layers is None else dropout_layers
+    ensemble = ensembles.initialise(
+        lambda: build_network(pixels.shape[1], depth, width, dropout_layers=layers), seeds
+    )
     return ensemble.to(pixels.device)
 
 
@@ -93,15 +114,15 @@ train = _tf32_products()(ensembles.train)
 
 def accuracies(ensemble: Ensemble, examples: Examples) -> list[float]:
     """The fraction of examples that each member classifies correctly, without dropout."""
-    correct = probabilities(ensemble, examples[0]).argmax(-1) == examples[1]
+    correct = log_probabilities(ensemble, examples[0]).argmax(-1) == examples[1]
     return correct.double().mean(1).tolist()
 
 
-def probabilities(ensemble: Ensemble, inputs: Tensor, batch_size: int = 1024) -> Tensor:
-    """Predicted probabilities without dropout, (members, examples, classes)."""
+def log_probabilities(ensemble: Ensemble, inputs: Tensor, batch_size: int = 1024) -> Tensor:
+    """Logs of predicted probabilities without dropout, (members, examples, classes), in float64."""
     with torch.no_grad():
         outputs = [
             ensemble.forward(ensemble.params, batch.expand(len(ensemble), *batch.shape), None)
             for batch in inputs.split(batch_size)
         ]
-    return torch.cat(outputs, 1).softmax(-1)
+    return torch.cat(outputs, 1).double().log_softmax(-1)

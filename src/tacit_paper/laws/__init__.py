@@ -1,13 +1,15 @@
 """Known laws, recovered
 
-Every line is a training technique whose penalty and coefficient are known, from a paper or by a
-short derivation: a small model is trained or compared with it, and the coefficient is estimated
-without being told. The points are estimate/theory, the lines 95 % intervals where theory is
-compared with random draws; filled points are of laws that hold exactly, hollow ones of laws that
-hold in the limit of a small parameter, whose order of convergence is measured too.
+Every line is a training technique whose penalty and coefficient are known. A small model is trained
+or compared with it, and the coefficient is estimated without being told. Points are
+estimate/theory, lines 95 % intervals where theory is compared with random draws. Filled points are
+of laws that hold exactly, hollow ones of laws that hold in the limit of a small parameter, whose
+order of convergence is measured too.
 
-Not in the paper. An estimator that is wrong in a sign, a factor or a convention misses every law
-that goes through it.
+The laws are from papers or by a short derivation. An estimator that is wrong in a sign, a factor or
+a convention misses every law that goes through it.
+
+Not in the paper.
 """
 
 from functools import partial

@@ -1,12 +1,12 @@
 """Implicit gradient regularization over many steps
 
-Gradient descent, the gradient flow of the loss, and the flow of the modified loss L + (η/4)‖∇L‖²
-start at the same weights and run for the same time. Lines are the distances of descent from each of
-the two flows. On least squares and in a tanh network the modified flow stays close to descent: the
-difference between descent and the flow of L is this penalty, at every step and not only at the
-first. In a ReLU network the modified flow helps little. That case is outside the theory, which
-needs smooth gradients: each time a unit switches on or off for an example the gradient jumps, and
-the Hessian does not contain these jumps.
+Gradient descent, the flow of the loss, and the flow of the modified loss L + (η/4)‖∇L‖² start at
+the same weights and run for the same time. Lines are the distances of descent from the two flows.
+On least squares and in a tanh network descent stays close to the modified flow at every step. In a
+ReLU network the modified flow helps little: it is outside the theory, which needs smooth gradients.
+
+In a ReLU network the gradient jumps each time a unit switches on or off for an example, and the
+Hessian does not contain these jumps.
 
 As published: the four cases, with their numbers of steps and step sizes. The paper lists these runs
 among its computations and shows no figure of them, so this figure is new. What the paper leaves
@@ -17,8 +17,9 @@ quick preset uses scikit-learn's digits.
 
 from functools import partial
 
-from tacit_paper import Claim, Work, on_one_thread
+from tacit_paper import Work, on_one_thread
 from tacit_paper.long_horizon.checks import check
+from tacit_paper.long_horizon.claims import CLAIMS
 from tacit_paper.long_horizon.config import PAPER, QUICK, Config
 from tacit_paper.long_horizon.distances import least_squares_rows, network_rows
 from tacit_paper.long_horizon.figure import plot
@@ -26,7 +27,6 @@ from tacit_paper.long_horizon.figure import plot
 __all__ = ["CLAIMS", "FIGURE", "PAPER", "QUICK", "Config", "check", "plot", "work"]
 
 FIGURE = "New"
-CLAIMS: tuple[Claim, ...] = ()
 
 
 def work(config: Config, device: str) -> Work:

@@ -16,6 +16,6 @@ def check(rows: Table) -> list[Check]:
     return [
         within(f"{label}{unit} (outside the theory)", ratio, 0.5, 1.5)
         if unit == "ReLU"
-        else at_most(label + unit, ratio, 0.05)
+        else at_most(label + unit, ratio, 0.05, tests="protocol")
         for unit, ratio in sorted(final_ratios(rows).items(), key=lambda item: item[0] == "ReLU")
     ]

@@ -5,7 +5,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from tacit_paper import Table, plots
-from tacit_paper.step_size.checks import select_least_squares, select_networks, select_trained
+from tacit_paper.step_size.checks import (
+    FITTED,
+    select_least_squares,
+    select_networks,
+    select_trained,
+)
 
 
 def plot(rows: Table) -> "plots.Figure":
@@ -17,12 +22,16 @@ def plot(rows: Table) -> "plots.Figure":
         lines = list(_lines_by_width(trained))
         for label, colour, width in lines:
             style = {"color": colour, "marker": "o", "markersize": 4.5, "label": label}
-            gradients.plot(width.lambda_hat, width.r_ig, **style)
-            accuracies.plot(width.lambda_hat, 100 * width.test_accuracy, **style)
+            _plot_networks(gradients, width, width.r_ig, style)
+            _plot_networks(accuracies, width, 100 * width.test_accuracy, style)
             strengths.plot(width.lambda_theory, width.lambda_hat, **{**style, "linestyle": "none"})
         gradients.set(title="A  Mean squared gradient", yscale="log")
         gradients.set_ylabel(r"$R_\mathrm{IG}$ = ‖∇L‖²/p")
         accuracies.set(title="B  Test accuracy", ylabel="test accuracy (%)")
+        label = f"below {FITTED:.0%} on the training set".replace("%", " %")
+        dot = {"color": "black", "marker": "o", "markersize": 4.5, "mfc": "white", "ls": "none"}
+        (hollow,) = accuracies.plot([], [], label=label, **dot)
+        accuracies.legend(handles=[hollow], loc="lower right")
         for axes in (gradients, accuracies):
             limits = _decades_around(trained.lambda_hat)
             axes.set(xscale="log", xlabel="estimated strength, λ̂", xlim=limits)
@@ -35,6 +44,14 @@ def plot(rows: Table) -> "plots.Figure":
         figure.legend(*names, loc="outside right upper", title="hidden layers")
         figure.supxlabel(describe_missing(rows), fontsize=8.5, color=plots.RED, x=0.01, ha="left")
     return figure
+
+
+def _plot_networks(axes: Any, networks: Table, values: Table, style: dict[str, Any]) -> None:
+    """A line through networks of one width; hollow where they do not fit the training set."""
+    axes.plot(networks.lambda_hat, values, **style)
+    hollow = {**style, "label": None, "linestyle": "none", "mfc": "white", "zorder": 3}
+    unfitted = networks.train_accuracy < FITTED
+    axes.plot(networks.lambda_hat[unfitted], values[unfitted], **hollow)
 
 
 def _lines_by_width(trained: Table) -> Iterator[tuple[str, Any, Table]]:

@@ -10,6 +10,6 @@ def check(rows: Table) -> list[Check]:
     error = abs(optimum["estimated"] / optimum["strength"] - 1)
     gradient = abs(optimum["loss_gradient"] + optimum["penalty_gradient"])
     return [
-        at_most("relative error of the strength", error, 1e-10),
-        at_most("|∇L + ∇R| at the ridge optimum", gradient, 1e-12),
+        at_most("relative error of the strength", error, 1e-10, tests="protocol"),
+        at_most("|∇L + ∇R| at the ridge optimum", gradient, 1e-12, tests="protocol"),
     ]

@@ -1,16 +1,17 @@
 """Do the error bars of training have the promised coverage?
 
-Elastic nets as in the figure of that name, trained on new data sets, with new initial weights and
-batches. The interval comes from the last five epochs of one run: the mean and drift of each epoch
-give an estimate of the strengths, and how far these estimates disagree gives the error bars. The
-true value is the strength that was applied. Dots show how often a nominal 95 % interval contained
-the true value, with the 95 % interval of such a count; crosses show the same for ordinary
+Elastic nets as in the figure of that name, on new data sets, with new initial weights and batches.
+Dots: how often a nominal 95 % interval, from the last five epochs of one run, contained the
+strength that was applied, with the 95 % interval of such a count. Crosses: the same for ordinary
 least-squares errors. Strengths of 0.1 and 1 are shown.
 
-Not in the paper. The intervals allow for an error that all epochs of a run share: an example is
-visited before the mean of its epoch has responded to it, which shifts the estimate of every epoch
-alike, by less than a percent here, and does not average out. The size of this allowance was chosen
-on other seeds.
+The mean and drift of each epoch give an estimate of the strengths, and how far these estimates
+disagree gives the error bars. The intervals allow for an error that all epochs of a run share: an
+example is visited before the mean of its epoch has responded to it, which shifts the estimate of
+every epoch alike, by less than a percent here, and does not average out. The size of this allowance
+was chosen on other seeds.
+
+Not in the paper.
 """
 
 from functools import partial

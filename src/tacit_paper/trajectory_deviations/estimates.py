@@ -1,62 +1,32 @@
-"""Settings and rows of the trajectory figure: loss surface, gradient flow, and recorded steps."""
+"""Rows of the trajectory figure: loss surface, gradient flow, and recorded steps."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
 from torch.nn import functional as F
 
 import tacit
-from tacit_paper import Row, Work
+from tacit_paper import Row, Work, on_one_thread
 from tacit_paper.problem_kinds import join_kinds
-
-Data = tuple[Tensor, Tensor]
-
-
-@dataclass(frozen=True)
-class Config:
-    """A network with two weights on 96 points, trained by gradient flow and by minibatch SGD."""
-
-    points: int = 96
-    flow_step: float = 4e-3
-    flow_steps: int = 3000
-    step: float = 0.4
-    batch: int = 8
-    steps: int = 6
-    start: tuple[float, float] = (-0.35, 0.9)
-    grid: int = 60
-    seed: int = 0
-
-
-PAPER = Config()
-QUICK = Config(flow_steps=1500, grid=40)
-
-
-class Network(nn.Module):
-    """tanh(wx + b)."""
-
-    def __init__(self, start: tuple[float, float]):
-        super().__init__()
-        self.w = nn.Parameter(torch.tensor(start[0], dtype=torch.float64))
-        self.b = nn.Parameter(torch.tensor(start[1], dtype=torch.float64))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """The output for every x."""
-        return torch.tanh(self.w * x + self.b)
+from tacit_paper.trajectory_deviations.config import Config, Data, Network
+from tacit_paper.trajectory_deviations.penalties import epoch_rows, redrawn_rows
 
 
 def work(config: Config, device: str) -> Work:
-    """The loss surface ("ground"), the flow, minibatch steps, and full-batch steps as control."""
+    """The loss surface ("ground"), the flow, SGD's steps and what penalties explain of them."""
     x = torch.linspace(-2.5, 2.5, config.points, dtype=torch.float64)
     y = 0.75 * torch.tanh(1.4 * x - 0.35) + 0.12 * torch.sin(2.7 * x)
     data = (x.to(device), y.to(device))
-    return {
-        "ground": lambda: _surface_rows(config, data),
-        "flow": lambda: _flow_rows(config, data),
-        "minibatch": lambda: _step_rows(config, data, config.batch),
-        "full batch": lambda: _step_rows(config, data, config.points),
-    }
+    return on_one_thread(
+        {
+            "ground": lambda: _surface_rows(config, data),
+            "flow": lambda: _flow_rows(config, data),
+            "minibatch": lambda: _step_rows(config, data, config.batch),
+            "full batch": lambda: _step_rows(config, data, config.points),
+            "redrawn": lambda: redrawn_rows(config, data, _descend(config, data, config.batch)),
+            "epochs": lambda: epoch_rows(config, data, _descend(config, data, config.batch)),
+        }
+    )
 
 
 def _surface_rows(config: Config, data: Data) -> Iterator[Row]:
@@ -78,8 +48,8 @@ def _flow_rows(config: Config, data: Data) -> Iterator[Row]:
         params = {name: p - config.flow_step * gradient[name] for name, p in params.items()}
 
 
-def _step_rows(config: Config, data: Data, batch_size: int) -> Iterator[Row]:
-    """SGD's positions and displacements, beside the displacement −η∇L of the full gradient."""
+def _descend(config: Config, data: Data, batch_size: int) -> tacit.Trajectory:
+    """The recorded steps of SGD with batches of this size."""
     model = Network(config.start).to(data[0].device)
     optimizer = torch.optim.SGD(model.parameters(), lr=config.step)
     recorder = tacit.record(model, optimizer)
@@ -90,8 +60,13 @@ def _step_rows(config: Config, data: Data, batch_size: int) -> Iterator[Row]:
         F.mse_loss(model(data[0][batch]), data[1][batch]).backward()
         optimizer.step()
         recorder.step()
-    trajectory = recorder.trajectory()
-    objective = tacit.Objective(model, F.mse_loss, data)
+    return recorder.trajectory()
+
+
+def _step_rows(config: Config, data: Data, batch_size: int) -> Iterator[Row]:
+    """SGD's positions and displacements, beside the displacement −η∇L of the full gradient."""
+    trajectory = _descend(config, data, batch_size)
+    objective = tacit.Objective(Network(config.start).to(data[0].device), F.mse_loss, data)
     fit = tacit.fit(tacit.trajectory_equations(objective, trajectory, [tacit.l2()]))
     steps = zip(trajectory.points, trajectory.displacements, trajectory.times, strict=True)
     for step, (point, displacement, time) in enumerate(steps):

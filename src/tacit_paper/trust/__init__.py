@@ -1,15 +1,16 @@
 """Does a fit without a Problem deserve trust?
 
 Ten problems whose candidates are those that were applied, and ten whose fit is wrong for a known
-reason; new data, initial weights and batches for every seed. Above: how often a fit of a
-well-specified problem reports any Problem, a false alarm. Below: how often a fit of a misspecified
-problem reports the kind of Problem that is listed for it. Lines are the 95 % intervals of these
-counts, and the shaded parts are what is promised for every problem: at most 5 % false alarms, and
-at least 90 % power.
+reason. Above: how often a fit of a well-specified problem reports any Problem, a false alarm.
+Below: how often a fit of a misspecified problem reports the kind that is listed for it. Lines are
+95 % intervals of these counts; shaded is what is promised: at most 5 % false alarms, and at least
+90 % power.
 
-Not in the paper. The misspecified problems are everyday mistakes: a penalty that is missing or of
-another family, a wrong scope, an optimizer whose decay is not ridge, padding in the mean, clipping,
-and estimates that are taken too early.
+Every seed has new data, initial weights and batches. The misspecified problems are everyday
+mistakes: a penalty that is missing or of another family, a wrong scope, an optimizer whose decay is
+not ridge, padding in the mean, clipping, and estimates that are taken too early.
+
+Not in the paper.
 """
 
 from functools import partial

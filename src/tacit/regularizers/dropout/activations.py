@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-TERMS = 5
+TERMS = 3
 """Hermite terms of covariances; variances are exact."""
 NODES = 24
 """Nodes of the quadrature for smooth activations."""
