@@ -67,7 +67,7 @@ def test_squared_error_is_exact_where_mean_and_covariance_are(case):
 
 CLOSE = {
     "tanh": (nn.Tanh, 0.3, F.cross_entropy, 0.05, 0.12),
-    "gelu": (nn.GELU, 0.3, F.cross_entropy, 0.05, 0.2),
+    "gelu": (nn.GELU, 0.3, F.cross_entropy, 0.1, 0.2),
     "relu": (nn.ReLU, 0.3, F.cross_entropy, 0.15, 0.35),
     "relu, high rate": (nn.ReLU, 0.6, F.cross_entropy, 0.15, 0.35),
     "tanh, squared error": (nn.Tanh, 0.5, F.mse_loss, 0.05, 0.12),
@@ -98,22 +98,26 @@ def test_the_expectation_over_all_masks_is_close(case):
 @pytest.mark.parametrize("activation", [nn.Tanh, nn.GELU])
 def test_at_small_rates_it_is_second_order_with_the_curvature_behind_the_layers(activation):
     """`explicit_dropout` leaves that curvature out; here the mean of the outputs has it."""
-    rate, data = 1e-5, class_data(2, count=4)
-    model = dropout_chain((4, 5, 4, 3), activation, rate, seed=1, scale=2)
+    rate, data = 0.01, class_data(2, count=4)
+    model = dropout_chain((4, 30, 20, 3), activation, rate, seed=1, scale=1.5)
     params = params_of(model)
     functions = dense_penalties(
         split_at_dropout(model), F.cross_entropy, data, matrix=full_hessian
     )
     second_order = tacit.regularizer("full", lambda p: sum(f(p) for f in functions))
-    penalty = dropout_moments(tacit.Objective(model, F.cross_entropy, data))
-    expected = rate / (1 - rate) * flat_gradient(second_order, params)
-    torch.testing.assert_close(flat_gradient(penalty, params), expected, rtol=1e-2, atol=1e-8)
-    relative = (flat_gradient(penalty, params) - expected).norm() / expected.norm()
-    assert relative < 2e-3
+    objective = tacit.Objective(model, F.cross_entropy, data)
+    gradient = flat_gradient(dropout_moments(objective), params)
+    full, gauss_newton = (
+        (rate / (1 - rate) * flat_gradient(r, params) - gradient).norm() / gradient.norm()
+        for r in (second_order, explicit_dropout(objective))
+    )
+    assert full < 0.1
+    assert gauss_newton > 0.5
 
 
-def test_the_gradient_is_that_of_the_value():
-    model = dropout_chain((4, 6, 5, 3), nn.ReLU, 0.5, seed=3, scale=1.5)
+@pytest.mark.parametrize("activation", [nn.ReLU, nn.GELU, nn.Tanh])
+def test_the_gradient_is_that_of_the_value(activation):
+    model = dropout_chain((4, 6, 5, 3), activation, 0.3, seed=3, scale=1.5)
     params, data = params_of(model), class_data(1, count=5)
     penalty = dropout_moments(tacit.Objective(model, F.cross_entropy, data))
     generator = torch.Generator().manual_seed(0)

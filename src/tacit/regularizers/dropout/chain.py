@@ -124,6 +124,8 @@ def read_chain(model: nn.Module) -> Chain:
             prefix = names.get(module, name)
             prefix = f"{prefix}." if prefix else ""
             bias = f"{prefix}bias" if module.bias is not None else ""
+            if steps and isinstance(steps[-1], Linear):
+                steps.append(Unit())
             steps.append(Linear(f"{prefix}weight", bias))
         elif isinstance(module, nn.Dropout | nn.ReLU | nn.GELU | nn.Tanh):
             unit = steps.pop() if steps and isinstance(steps[-1], Unit) else Unit()

@@ -17,7 +17,7 @@ from tacit.regularizers.dropout.chain import NEEDED, Chain, Linear, called_modul
 from tacit.regularizers.dropout.layers import dropout_layers
 from tacit.regularizers.dropout.propagation import output_moments
 from tacit.regularizers.dropout.skewed import (
-    Losses,
+    MOST_SKEWED,
     expected_losses,
     losses_of,
     points_per_example,
@@ -83,9 +83,9 @@ def dropout_moments(
         )
     chain, loss = read_chain(objective.model), objective.loss
     dropout_layers(objective, by_layer=False, name="dropout_moments")
-    outputs, centred = _check_chain(objective, chain, loss)
-    penalty = _of_batch(chain, loss, centred)
-    size = _examples_at_once(chain, outputs)
+    _check_chain(objective, chain)
+    penalty = _of_batch(chain, loss)
+    size = _examples_at_once(chain)
 
     def penalties(model: nn.Module, batch: Any) -> Tensor:
         (inputs, *_), target = split_batch(batch)
@@ -133,42 +133,21 @@ def batch_penalty(model: nn.Module, loss: Loss) -> BatchPenalty:
     return _of_batch(read_chain(model), loss)
 
 
-def _of_batch(chain: Chain, loss: Loss, centred: bool | None = None) -> BatchPenalty:
+def _of_batch(chain: Chain, loss: Loss) -> BatchPenalty:
     losses = losses_of(loss)
 
     def penalty(
         params: Params, inputs: Tensor, targets: Any, rates: Tensor | None = None
     ) -> Tensor:
-        nonlocal centred
-        plain = chain.outputs(params, inputs)
-        if centred is None:
-            centred = ignores_shift(losses, plain, targets)
         moments = output_moments(chain, params, inputs, rates)
-        expected = expected_losses(losses, moments, targets, centred=centred)
-        return expected - losses(plain[..., None, None, :], targets).squeeze(-1)
+        plain = chain.outputs(params, inputs)
+        return expected_losses(losses, moments, targets) - losses(plain.unsqueeze(-2), targets)
 
     return penalty
 
 
-@torch.no_grad()
-def ignores_shift(losses: Losses, outputs: Tensor, targets: Any) -> bool:
-    """Whether the losses stay the same if one number is added to all outputs of an example."""
-    z = outputs.double()
-    slopes = torch.linspace(-1, 1, z.shape[-1], dtype=z.dtype, device=z.device)
-
-    def change(by: Tensor) -> float:
-        moved, start = (losses(x[..., None, None, :], targets) for x in (z + by, z))
-        return float((moved - start).abs().max())
-
-    return change(torch.ones_like(slopes)) <= 1e-6 * change(slopes)
-
-
-def _check_chain(objective: Objective, chain: Chain, loss: Loss) -> tuple[int, bool]:
-    """The number of outputs, and whether the loss ignores shifts of all of them.
-
-    Refused unless the modules, called in the order of the chain, are all that the model does.
-    """
-    facts: list[tuple[int, bool]] = []
+def _check_chain(objective: Objective, chain: Chain) -> None:
+    """Refuse a model that does more than call its modules in the order of the chain."""
 
     def compare(model: nn.Module, batch: Any, weights: Tensor | None, index: int) -> None:
         inputs, target = split_batch(batch)
@@ -193,10 +172,8 @@ def _check_chain(objective: Objective, chain: Chain, loss: Loss) -> tuple[int, b
                 f"function such as F.relu, a skip connection, a hook. {NEEDED}. Write functions as "
                 "modules, or use explicit_dropout, which takes any model."
             )
-        facts.append((own.shape[-1], ignores_shift(losses_of(loss), own, target)))
 
     objective.for_each_batch(derivatives.leaves(objective.point()), compare, probe=True)
-    return facts[0]
 
 
 def rows_of(inputs: Tensor, chain: Chain) -> Tensor:
@@ -211,12 +188,14 @@ def rows_of(inputs: Tensor, chain: Chain) -> Tensor:
     return inputs
 
 
-def _examples_at_once(chain: Chain, outputs: int) -> int:
+def _examples_at_once(chain: Chain) -> int:
     """How many examples are propagated at once."""
     params = chain.params()
     widths = [
         params[step.weight].shape[0] for step in chain.steps if isinstance(step, Linear)
     ]
-    entries = max(max(widths) ** 2, points_per_example(outputs) * outputs)
+    outputs = widths[-1]
+    pairs = outputs**2 if outputs <= MOST_SKEWED else 0
+    entries = max(max(widths) ** 2, pairs * max(widths), points_per_example(outputs) * outputs)
     device = next(iter(params.values())).device.type
     return max(1, ENTRIES.get(device, ENTRIES["cpu"]) // entries)
