@@ -9,7 +9,7 @@ from torch import nn
 from tacit.regularizers.dropout.activations import activation_moments, skewed_normal
 
 
-@pytest.mark.parametrize("skewness", [-0.9, 0.0, 0.4, 1.5])
+@pytest.mark.parametrize("skewness", [-0.9, -0.16, 0.4, 1.5])
 @pytest.mark.parametrize(
     "activation", [None, nn.ReLU(), nn.GELU(), nn.GELU("tanh"), nn.Tanh()], ids=str
 )
@@ -52,3 +52,20 @@ def test_moments_are_those_of_dense_quadrature(activation, skewness):
     if activation is not None:  # E φ'' is the derivative of E φ' by the mean
         (bend,) = torch.autograd.grad(moments.slope.sum(), m)
         torch.testing.assert_close(moments.bend, bend, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("activation", [None, nn.ReLU(), nn.GELU(), nn.Tanh()], ids=str)
+def test_without_skewness_they_are_those_of_a_gaussian(activation):
+    m = torch.tensor([-2.0, -0.3, 0.0, 0.8, 3.0], dtype=torch.float64)
+    s = torch.tensor([0.5, 1.0, 0.2, 2.0, 0.7], dtype=torch.float64)
+    moments = activation_moments(
+        activation, skewed_normal(m, s, torch.zeros_like(s)), 1.0, torch.float64
+    )
+    xi = torch.linspace(-12, 12, 40_001, dtype=torch.float64)[:, None]
+    density = torch.exp(-(xi**2) / 2) / math.sqrt(2 * math.pi) * (xi[1] - xi[0])
+    h = m + s * xi if activation is None else activation(m + s * xi)
+    mean = (density * h).sum(0)
+    variance = (density * (h - mean) ** 2).sum(0)
+    torch.testing.assert_close(moments.mean, mean, rtol=1e-3, atol=5e-4)
+    torch.testing.assert_close(moments.variance, variance, rtol=3e-3, atol=1e-3)
+    torch.testing.assert_close(moments.coefficients[0], (density * h * xi).sum(0), rtol=3e-3, atol=1e-3)

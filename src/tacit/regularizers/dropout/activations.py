@@ -28,8 +28,9 @@ NODES = 49
 """Nodes of the quadrature for smooth activations."""
 FARTHEST = 30.0
 """Standard deviations from the mean beyond which there is nothing."""
-SMALLEST_GAIN = 1e-3
-"""Least |y|: below, x is Gaussian to within a skewness of 0.003."""
+SMALL = 0.05
+"""Moments are linear in y between −SMALL and SMALL, where their formulas would cancel: a skewness of
+0.15, below which nothing else matters to within 1e-3."""
 LARGEST_SKEWNESS = 2.0
 """Skewness beyond which the leading order that it is computed to says nothing."""
 
@@ -71,22 +72,38 @@ def skewed_normal(m: Tensor, s: Tensor, skewness: Tensor) -> SkewedNormal:
     """The variable of these means, standard deviations and skewnesses."""
     bounded = skewness.double().clamp(-LARGEST_SKEWNESS, LARGEST_SKEWNESS)
     y = 2 * torch.sinh(torch.asinh(bounded / 2) / 3)  # solves y³ + 3y = skewness
-    y = torch.where(y.abs() < SMALLEST_GAIN, torch.full_like(y, SMALLEST_GAIN), y)
-    return SkewedNormal(m.double(), s.double(), y, torch.log1p(y.square()).sqrt() * y.sign())
+    return _with_gain(m.double(), s.double(), y)
+
+
+def _with_gain(m: Tensor, s: Tensor, y: Tensor) -> SkewedNormal:
+    return SkewedNormal(m, s, y, torch.log1p(y.square()).sqrt() * y.sign())
 
 
 def activation_moments(
     activation: nn.Module | None, x: SkewedNormal, scale: Tensor | float, dtype: torch.dtype
 ) -> Moments:
     """The moments of φ(cx)/c, c the scale, in a dtype. Without activation φ is the identity."""
-    if activation is None:
-        moments = _identity(x)
-    elif isinstance(activation, nn.ReLU):  # its scale has no effect
-        moments = _relu(x)
-    else:
-        moments = _smooth(activation, x, scale)
-    *fields, coefficients = moments
-    return Moments(*(f.to(dtype) for f in fields), tuple(c.to(dtype) for c in coefficients))
+
+    def of(y: Tensor) -> Moments:
+        variable = _with_gain(x.m, x.s, y)
+        if activation is None:
+            return _identity(variable)
+        if isinstance(activation, nn.ReLU):  # its scale has no effect
+            return _relu(variable)
+        return _smooth(activation, variable, scale)
+
+    small = x.y.abs() < SMALL
+    ends = torch.full_like(x.y, SMALL)
+    share = torch.where(small, (SMALL - x.y) / (2 * SMALL), torch.zeros_like(x.y))
+    *fields, coefficients = of(torch.where(small, ends, x.y))
+    *mirrored, mirrored_coefficients = of(-ends)
+
+    def blend(a: Tensor, b: Tensor) -> Tensor:
+        return (a + share * (b - a)).to(dtype)
+
+    return Moments(
+        *map(blend, fields, mirrored), tuple(map(blend, coefficients, mirrored_coefficients))
+    )
 
 
 def _identity(x: SkewedNormal) -> Moments:
