@@ -1,6 +1,6 @@
 """Outputs of small networks under all masks of their dropout layers, with the probabilities."""
 
-from itertools import product
+from itertools import pairwise, product
 
 import torch
 from torch import nn
@@ -48,7 +48,7 @@ def dropout_chain(widths, activation, rate, *, seed=0, scale=1.0):
     """Dropout after every hidden layer, with weights of torch's initialisation times the scale."""
     torch.manual_seed(seed)
     layers = []
-    for inputs, outputs in zip(widths[:-1], widths[1:], strict=True):
+    for inputs, outputs in pairwise(widths):
         layers += [nn.Linear(inputs, outputs), activation(), nn.Dropout(rate)]
     model = nn.Sequential(*layers[:-2]).double()
     with torch.no_grad():

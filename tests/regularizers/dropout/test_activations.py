@@ -68,4 +68,6 @@ def test_without_skewness_they_are_those_of_a_gaussian(activation):
     variance = (density * (h - mean) ** 2).sum(0)
     torch.testing.assert_close(moments.mean, mean, rtol=1e-3, atol=5e-4)
     torch.testing.assert_close(moments.variance, variance, rtol=3e-3, atol=1e-3)
-    torch.testing.assert_close(moments.coefficients[0], (density * h * xi).sum(0), rtol=3e-3, atol=1e-3)
+    torch.testing.assert_close(
+        moments.coefficients[0], (density * h * xi).sum(0), rtol=3e-3, atol=1e-3
+    )

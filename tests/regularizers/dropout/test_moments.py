@@ -101,9 +101,7 @@ def test_at_small_rates_it_is_second_order_with_the_curvature_behind_the_layers(
     rate, data = 0.01, class_data(2, count=3)
     model = dropout_chain((4, 16, 12, 3), activation, rate, seed=1, scale=1.5)
     params = params_of(model)
-    functions = dense_penalties(
-        split_at_dropout(model), F.cross_entropy, data, matrix=full_hessian
-    )
+    functions = dense_penalties(split_at_dropout(model), F.cross_entropy, data, matrix=full_hessian)
     second_order = tacit.regularizer("full", lambda p: sum(f(p) for f in functions))
     objective = tacit.Objective(model, F.cross_entropy, data)
     gradient = flat_gradient(dropout_moments(objective), params)

@@ -76,8 +76,8 @@ def test_gains_that_multiply_have_the_skewness_of_their_shares():
 @pytest.mark.parametrize(
     ("activation", "rate", "variance_error", "third_error"),
     [
-        (nn.ReLU, 0.2, 0.05, 0.3), (nn.ReLU, 0.5, 0.1, 0.4), (nn.GELU, 0.5, 0.1, 0.4),
-        (nn.Tanh, 0.5, 0.1, 0.4),
+        (nn.ReLU, 0.2, 0.06, 0.06), (nn.ReLU, 0.5, 0.05, 0.08), (nn.GELU, 0.5, 0.05, 0.12),
+        (nn.Tanh, 0.5, 0.05, 0.04),
     ],
 )  # fmt: skip
 def test_moments_of_wide_networks_are_those_of_random_masks(
@@ -99,5 +99,4 @@ def test_moments_of_wide_networks_are_those_of_random_masks(
     assert ((mean - z.mean(0)).norm(dim=1) < 0.02 * size).all()
     assert (covariance - seen).norm() < variance_error * seen.norm()
     errors = (third - seen_third).flatten(1).norm(dim=1) / size**3
-    print(errors.max())
     assert (errors < third_error).all()

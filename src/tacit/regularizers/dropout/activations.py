@@ -29,8 +29,7 @@ NODES = 49
 FARTHEST = 30.0
 """Standard deviations from the mean beyond which there is nothing."""
 SMALL = 0.05
-"""Moments are linear in y between −SMALL and SMALL, where their formulas would cancel: a skewness of
-0.15, below which nothing else matters to within 1e-3."""
+"""Between −SMALL and SMALL, where their formulas would cancel, moments are linear in y."""
 LARGEST_SKEWNESS = 2.0
 """Skewness beyond which the leading order that it is computed to says nothing."""
 
@@ -95,15 +94,14 @@ def activation_moments(
     small = x.y.abs() < SMALL
     ends = torch.full_like(x.y, SMALL)
     share = torch.where(small, (SMALL - x.y) / (2 * SMALL), torch.zeros_like(x.y))
-    *fields, coefficients = of(torch.where(small, ends, x.y))
-    *mirrored, mirrored_coefficients = of(-ends)
+    at, mirrored = of(torch.where(small, ends, x.y)), of(-ends)
 
     def blend(a: Tensor, b: Tensor) -> Tensor:
         return (a + share * (b - a)).to(dtype)
 
-    return Moments(
-        *map(blend, fields, mirrored), tuple(map(blend, coefficients, mirrored_coefficients))
-    )
+    coefficients = tuple(map(blend, at.coefficients, mirrored.coefficients))
+    fields = {n: blend(getattr(at, n), getattr(mirrored, n)) for n in Moments._fields[:-1]}
+    return Moments(**fields, coefficients=coefficients)
 
 
 def _identity(x: SkewedNormal) -> Moments:
@@ -112,9 +110,7 @@ def _identity(x: SkewedNormal) -> Moments:
     cube = s**3 * (y**3 + 3 * y)
     third = m**3 + 3 * m * variance + cube
     coefficients = tuple(s * t**k / y for k in range(1, TERMS + 1))
-    return Moments(
-        m, variance, third, 2 * m * variance + cube, one, 0 * m, 2 * m, coefficients
-    )
+    return Moments(m, variance, third, 2 * m * variance + cube, one, 0 * m, 2 * m, coefficients)
 
 
 def _relu(x: SkewedNormal) -> Moments:
@@ -131,9 +127,7 @@ def _relu(x: SkewedNormal) -> Moments:
     a = m - A
     mean = a * P0 + A * P1
     second = a**2 * P0 + 2 * a * A * P1 + A**2 * growth * P2
-    third = (
-        a**3 * P0 + 3 * a**2 * A * P1 + 3 * a * A**2 * growth * P2 + A**3 * growth**3 * P3
-    )
+    third = a**3 * P0 + 3 * a**2 * A * P1 + 3 * a * A**2 * growth * P2 + A**3 * growth**3 * P3
     # E[exp(tξ − t²/2) He_k(ξ) 1(ξ > root)] = E[He_k(ξ + t) 1(ξ > d)], by binomial sums.
     above_d = (P1, p, d * p)
     coefficients = tuple(
@@ -143,9 +137,7 @@ def _relu(x: SkewedNormal) -> Moments:
     density = torch.exp(-root.square() / 2) / math.sqrt(2 * math.pi)
     bend = density / (A * t * (1 + lift))  # the density of x at zero
     variance = (second - mean**2).clamp_min(0)
-    return Moments(
-        mean, variance, third, third - mean * second, P0, bend, 2 * mean, coefficients
-    )
+    return Moments(mean, variance, third, third - mean * second, P0, bend, 2 * mean, coefficients)
 
 
 def _smooth(activation: nn.Module, x: SkewedNormal, scale: Tensor | float) -> Moments:

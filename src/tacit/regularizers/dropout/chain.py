@@ -49,7 +49,7 @@ class Unit:
     def keep(self, rate: Tensor | None) -> tuple[Any, Any]:
         """The probabilities that an entry is kept before the activation, and by the whole mask."""
         kept = [1 - q if rate is None else 1 - rate for q in (*self.before, *self.after) if q > 0]
-        products = [1.0]
+        products: list[Any] = [1.0]
         for k in kept:
             products.append(products[-1] * k)
         return products[sum(q > 0 for q in self.before)], products[-1]

@@ -21,8 +21,8 @@ earlier noise which scales later noise (positive: gains that multiply).
 
 Hidden units are skewed for the same reason, which moves their means and variances: a unit that is
 off on average is less often on than a Gaussian one. Their own third cumulants κ(x_k, x_k, x_k) are
-carried forward. What is left of those of the layer before is taken as κ(a·x, a·x, a·x) = 3 (a·τ) aᵀCa
-with τ_k = κ(x_k, x_k, x_k)/(3 C_kk): noise whose scale follows x along τ, as under a common gain.
+carried forward. What the layer before leaves of its own is taken as that of noise whose scale
+follows x, as under a common gain: κ(a·x, a·x, a·x) = 3 (a·τ) aᵀCa, τ_k = κ(x_k, x_k, x_k)/(3 C_kk).
 """
 
 import math
@@ -33,7 +33,7 @@ from torch import Tensor
 
 from tacit.objective.params import Params
 from tacit.regularizers.dropout.activations import Moments, activation_moments, skewed_normal
-from tacit.regularizers.dropout.chain import Chain, Linear, Unit, linear
+from tacit.regularizers.dropout.chain import Chain, Unit, linear
 
 
 class Mask(NamedTuple):
@@ -127,7 +127,9 @@ def _through_linear(state: UnitState, weight: Tensor, *, only_covariance: bool) 
     shared = (product * W.mT.square() * scaled.unsqueeze(-1)).sum(-2)
     cubes = cubes + 3 * (shared - _cubes(scaled * masked, W))
     # What the cumulants of x leave, and what the curvature of φ adds.
-    linear_part = total.diagonal(dim1=-2, dim2=-1) - (masked.unsqueeze(-2) @ W.square().mT).squeeze(-2)
+    linear_part = total.diagonal(dim1=-2, dim2=-1) - (masked.unsqueeze(-2) @ W.square().mT).squeeze(
+        -2
+    )
     tau = before.cubes / (3 * before.variance)
     along = ((moments.slope * tau).unsqueeze(-2) @ W.mT).squeeze(-2)
     inner = before.covariance @ (moments.slope.unsqueeze(-1) * W.mT)

@@ -1,13 +1,14 @@
 """The expected loss of outputs with given mean, covariance and third cumulants, by quadrature.
 
-With C = AAᵀ, T the third cumulants of A⁻¹z, and ξ standard normal, outputs z of mean m and covariance C
-are written as a quadratic function of ξ (the expansion of Cornish and Fisher),
+With C = AAᵀ, T the third cumulants of A⁻¹z, and ξ standard normal, outputs z of mean m and
+covariance C are written as a quadratic function of ξ (the expansion of Cornish and Fisher),
 
     z = m + Bξ + A Q,  Q_i = Σ_jk T_ijk (ξ_j ξ_k − δ_jk)/6,  BBᵀ = C − A Cov(Q) Aᵀ,
 
-which has these third cumulants to leading order. The expectation is a mean over antithetic points ξ,
-the same for all examples, of mean zero and covariance exactly one, and Cov(Q) is that over the
-points. So mean and covariance of z are matched for any T: the expectation of a quadratic loss is exact.
+which has these third cumulants to leading order. The expectation is a mean over antithetic points
+ξ, the same for all examples, of mean zero and covariance exactly one, and Cov(Q) is that over the
+points. So mean and covariance of z are matched for any T, and the expectation of a quadratic loss
+is exact.
 """
 
 import math
@@ -32,7 +33,7 @@ MOST_SKEWED = 32
 RIDGE = 1e-4
 """Directions with less than this part of the mean variance have little skewness in the model."""
 LARGEST_SHARE = 0.9
-"""Largest share of the variance in any direction that is of Q; T is made smaller where it is more."""
+"""Largest share of Q in the variance of any direction; where it is larger, T is made smaller."""
 
 
 def points_per_example(outputs: int) -> int:
@@ -99,8 +100,8 @@ def _points(outputs: int) -> Tensor:
 def losses_of(loss: Loss) -> Losses:
     """A mean-reduced loss as losses(outputs, target) of every example, the mean over its points.
 
-    Outputs are (…, examples, points, outputs), targets (…, examples, …): the loss sees the points of
-    one example as a batch, with the example's target for each.
+    Outputs are (…, examples, points, outputs), targets (…, examples, …): the loss sees the points
+    of one example as a batch, with the example's target for each.
     """
 
     def of_points(z: Tensor, target: Tensor) -> Tensor:
