@@ -46,6 +46,7 @@ def candidates(objective):
         tacit.regularizers.diagonal(scope="3.bias"),
         tacit.regularizers.symmetric(scope="3.bias"),
         tacit.regularizers.explicit_dropout(objective),
+        tacit.regularizers.dropout_moments(objective),
         tacit.regularizer("fourth", lambda params: sum((p**4).sum() for p in params.values())),
         tacit.regularizers.mean_of(objective),
         tacit.regularizers.gradient_norm(objective, power=1, of="0", name="norm"),

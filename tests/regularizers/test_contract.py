@@ -181,6 +181,7 @@ def closed_forms_over_data(params):
     return {
         "gradient_variance": [float(sizes @ (rows - sizes @ rows).square().sum(1))],
         "mean_of": [float(torch.logsumexp(logits, 1).square().mean())],
+        "dropout_moments": [float((h.square() @ V.square().T).mean()) * 0.2 / 0.8],
         "activation_norm": [float((h.square().sum() + z.square().sum()) / 9)],
         "activation_norm of weights": [float(weighted.detach() / 9)],
         "input_jacobian of outputs": [float(jacobians.square().sum() / 9)],

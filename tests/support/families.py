@@ -13,6 +13,7 @@ OBJECTIVE = tacit.Objective(MODEL, F.mse_loss, random_data(1, count=9, inputs=3,
 
 DROPOUT_MODEL = nn.Sequential(MODEL[0], nn.Sequential(nn.Tanh(), nn.Dropout(0.2)), MODEL[2])
 CLASS_DATA = random_data(1, count=9, inputs=3)[0], torch.arange(9) % 2
+SQUARED_DROPOUT = tacit.Objective(DROPOUT_MODEL, F.mse_loss, OBJECTIVE.data)
 DROPOUT_OBJECTIVE = tacit.Objective(DROPOUT_MODEL, F.cross_entropy, CLASS_DATA)
 
 ADAMW = torch.optim.AdamW(MODEL.parameters())
@@ -97,6 +98,7 @@ FROM_DATA = {
         tacit.regularizers.input_jacobian, CLASSIFIER, weighted=False
     ),
     "input_laplacian": made(tacit.regularizers.input_laplacian, CLASSIFIER),
+    "dropout_moments": made(tacit.regularizers.dropout_moments, SQUARED_DROPOUT),
     "activation_norm": made(tacit.regularizers.activation_norm, OBJECTIVE, layers=["1", "2"]),
     "activation_norm of weights": made(
         tacit.regularizers.activation_norm, LONGER, layers=["0", "2", "4"], weighted=True

@@ -49,7 +49,7 @@ class Unit:
     def keep(self, rate: Tensor | None) -> tuple[Any, Any]:
         """The probabilities that an entry is kept before the activation, and by the whole mask."""
         kept = [1 - q if rate is None else 1 - rate for q in (*self.before, *self.after) if q > 0]
-        products = [1.0]
+        products: list[Any] = [1.0]
         for k in kept:
             products.append(products[-1] * k)
         return products[sum(q > 0 for q in self.before)], products[-1]
@@ -124,6 +124,8 @@ def read_chain(model: nn.Module) -> Chain:
             prefix = names.get(module, name)
             prefix = f"{prefix}." if prefix else ""
             bias = f"{prefix}bias" if module.bias is not None else ""
+            if steps and isinstance(steps[-1], Linear):
+                steps.append(Unit())
             steps.append(Linear(f"{prefix}weight", bias))
         elif isinstance(module, nn.Dropout | nn.ReLU | nn.GELU | nn.Tanh):
             unit = steps.pop() if steps and isinstance(steps[-1], Unit) else Unit()

@@ -1,7 +1,6 @@
 """Mean, covariance and third cumulants of a chain's outputs under random masks.
 
-Layer by layer, x is taken as Gaussian with mean m and covariance C before each activation. A mask
-multiplies the activations h by 1 + δ, with δ independent, E δ = 0, E δ² = r = q/(1−q) and
+A mask multiplies the activations h by 1 + δ, with δ independent, E δ = 0, E δ² = r = q/(1−q) and
 E δ³ = q(2q−1)/(1−q)². So y = h(1+δ) has
 
     E y = E h,  Cov y = Cov h + r diag(E h²),
@@ -11,14 +10,19 @@ and by the law of total cumulance, for directions a, b, c,
     κ(a·y, b·y, c·y) = κ(a·h, b·h, c·h) + E δ³ Σ_k a_k b_k c_k E h_k³
                        + r Σ_k [Cov(a·h, b_k c_k h_k²) + the same with b, and with c, in a's place].
 
-For h = φ(x), to leading order in C,
+For h = φ(x), x of covariance C, to leading order,
 
-    Cov(h_j, h_k²) = E φ'(x_j) C_jk E (φ²)'(x_k) for j ≠ k, and exact for j = k,
+    Cov(h_j, h_k²) = E φ'(x_j) C_jk E (φ²)'(x_k) for j ≠ k, and as it is for j = k,
     κ(a·h, b·h, c·h) = κ(a'·x, b'·x, c'·x) + Σ_k E φ''(x_k) [a_k (Cb')_k (Cc')_k + …],
 
-with a' = a E φ'(x). So directions are followed back from the outputs, and every layer adds its
-part: that of the masks themselves (negative for q < ½, along the mean outputs), and that of earlier
-noise which scales later noise (positive).
+with a' = a E φ'(x). For the outputs, directions are followed back through all layers, and each adds
+its part: that of the masks themselves (negative for q < ½, along the mean outputs), and that of
+earlier noise which scales later noise (positive: gains that multiply).
+
+Hidden units are skewed for the same reason, which moves their means and variances: a unit that is
+off on average is less often on than a Gaussian one. Their own third cumulants κ(x_k, x_k, x_k) are
+carried forward. What the layer before leaves of its own is taken as that of noise whose scale
+follows x, as under a common gain: κ(a·x, a·x, a·x) = 3 (a·τ) aᵀCa, τ_k = κ(x_k, x_k, x_k)/(3 C_kk).
 """
 
 import math
@@ -28,8 +32,8 @@ import torch
 from torch import Tensor
 
 from tacit.objective.params import Params
-from tacit.regularizers.dropout.activations import Moments, activation_moments
-from tacit.regularizers.dropout.chain import Chain, Linear, Unit, linear
+from tacit.regularizers.dropout.activations import Moments, activation_moments, skewed_normal
+from tacit.regularizers.dropout.chain import Chain, Unit, linear
 
 
 class Mask(NamedTuple):
@@ -39,12 +43,28 @@ class Mask(NamedTuple):
     third: Tensor | float
 
 
+class Spread(NamedTuple):
+    """The randomness of a layer's values x."""
+
+    covariance: Tensor
+    cubes: Tensor
+    """κ(x_k, x_k, x_k) of every entry."""
+
+    @property
+    def variance(self) -> Tensor:
+        """The diagonal of the covariance, with a positive floor."""
+        variance = self.covariance.diagonal(dim1=-2, dim2=-1)
+        return variance.clamp_min(torch.finfo(variance.dtype).tiny ** 0.5)
+
+
 class UnitState(NamedTuple):
-    """What a unit did: the moments of h, the covariance of x before it, and its mask."""
+    """What a unit did: the moments of h, the spread of x before it, and its mask."""
 
     moments: Moments
-    covariance: Tensor | None
+    before: Spread | None
     """None where x is not random."""
+    covariance: Tensor | None
+    """Cov h, before the mask; None where h is not random."""
     mask: Mask
 
 
@@ -66,59 +86,82 @@ def output_moments(chain: Chain, params: Params, x: Tensor, rate: Tensor | None)
         x: the inputs; with members (members, examples, features).
         rate: None for the rates of the chain, or one rate per member, for all dropout layers.
     """
-    mean, covariance, layers = x, None, []
-    for step in chain.steps:
-        if isinstance(step, Linear):
+    mean, spread, layers = x, None, []
+    last = len(chain.steps) - 1
+    for i, step in enumerate(chain.steps):
+        if isinstance(step, Unit):
+            state = _through_unit(step, mean, spread, rate)
+            mean = state.moments.mean
+            if layers or step.random:
+                layers.append(state)
+        else:
             weight, bias = step.of(params)
             mean = linear(mean, weight, bias)
             if layers:
-                covariance = _through_linear(covariance, layers[-1], weight)
+                spread = _through_linear(layers[-1], weight, only_covariance=i == last)
                 layers.append(weight)
-        else:
-            mean, covariance = _through_unit(step, mean, covariance, layers, rate)
     if isinstance(layers[-1], UnitState):
-        covariance = _with_mask(covariance, layers[-1])
-    assert covariance is not None
+        covariance = _with_mask(layers[-1])
+    else:
+        assert spread is not None
+        covariance = spread.covariance
     return OutputMoments(mean, covariance, layers)
 
 
-def _through_linear(
-    covariance: Tensor | None, before: Tensor | UnitState, weight: Tensor
-) -> Tensor:
+def _through_linear(state: UnitState, weight: Tensor, *, only_covariance: bool) -> Spread:
+    """The spread of Wy + b for y behind a unit; the outputs need only the covariance."""
     W = weight.unsqueeze(-3) if weight.ndim > 2 else weight  # the same for all examples
-    if isinstance(before, UnitState):
-        if covariance is None:  # only the mask is random
-            return (W * _mask_variance(before).unsqueeze(-2)) @ W.mT
-        covariance = _with_mask(covariance, before)
-    assert covariance is not None
-    return (covariance @ W.mT).mT @ W.mT
+    moments, before, covariance, mask = state
+    masked = _mask_variance(state)
+    cubes = _cubes(mask.third * moments.third, W)
+    if covariance is None or before is None:  # only the mask is random
+        return Spread((W * masked.unsqueeze(-2)) @ W.mT, cubes)
+    product = _with_mask(state) @ W.mT  # (…, in, out)
+    total = product.mT @ W.mT
+    if only_covariance:
+        return Spread(total, cubes)
+    # Cov(W_k·h, h_j²) is that with h_j, which `product` has beside the mask's part, times the
+    # coefficient of the regression of h_j² on h_j.
+    ratio = moments.covariance_with_square / (moments.variance + _tiny(moments.variance))
+    scaled = mask.variance * ratio
+    shared = (product * W.mT.square() * scaled.unsqueeze(-1)).sum(-2)
+    cubes = cubes + 3 * (shared - _cubes(scaled * masked, W))
+    # What the cumulants of x leave, and what the curvature of φ adds.
+    linear_part = total.diagonal(dim1=-2, dim2=-1) - (masked.unsqueeze(-2) @ W.square().mT).squeeze(
+        -2
+    )
+    tau = before.cubes / (3 * before.variance)
+    along = ((moments.slope * tau).unsqueeze(-2) @ W.mT).squeeze(-2)
+    inner = before.covariance @ (moments.slope.unsqueeze(-1) * W.mT)
+    bent = (inner.square() * W.mT * moments.bend.unsqueeze(-1)).sum(-2)
+    return Spread(total, cubes + 3 * (along * linear_part + bent))
+
+
+def _cubes(x: Tensor, W: Tensor) -> Tensor:
+    """Σ_j W_kj³ x_j."""
+    return (x.unsqueeze(-2) @ (W**3).mT).squeeze(-2)
+
+
+def _tiny(x: Tensor) -> float:
+    return torch.finfo(x.dtype).tiny ** 0.5
 
 
 def _through_unit(
-    unit: Unit,
-    mean: Tensor,
-    covariance: Tensor | None,
-    layers: list[Tensor | UnitState],
-    rate: Tensor | None,
-) -> tuple[Tensor, Tensor | None]:
-    """Mean and covariance of h; appends the unit's state from the first mask on."""
+    unit: Unit, mean: Tensor, spread: Spread | None, rate: Tensor | None
+) -> UnitState:
     kept_before, kept = unit.keep(None if rate is None else rate.view(-1, 1, 1))
     mask = Mask(1 / kept - 1, (1 - kept) * (1 - 2 * kept) / kept**2)
-    if covariance is None:
+    if spread is None:
         h = mean if unit.activation is None else unit.activation(mean / kept_before) * kept_before
         zero = torch.zeros_like(h)
-        moments = Moments(h, zero, h**3, zero, zero, zero, zero, ())
-        if unit.random:
-            layers.append(UnitState(moments, None, mask))
-        return h, None
-    variance = covariance.diagonal(dim1=-2, dim2=-1)
-    smallest = torch.finfo(variance.dtype).tiny ** 0.5
-    s = variance.clamp_min(smallest).sqrt()
-    moments = activation_moments(unit.activation, mean, s, 1 / kept_before)
-    layers.append(UnitState(moments, covariance, mask))
-    if unit.activation is None:
-        return mean, covariance
-    return moments.mean, _activation_covariance(moments, covariance, s)
+        return UnitState(Moments(h, zero, h**3, zero, zero, zero, zero, ()), None, None, mask)
+    s = spread.variance.sqrt()
+    x = skewed_normal(mean, s, spread.cubes / s / s / s)
+    moments = activation_moments(unit.activation, x, 1 / kept_before, mean.dtype)
+    covariance = spread.covariance
+    if unit.activation is not None:
+        covariance = _activation_covariance(moments, covariance, s)
+    return UnitState(moments, spread, covariance, mask)
 
 
 def _activation_covariance(moments: Moments, covariance: Tensor, s: Tensor) -> Tensor:
@@ -139,39 +182,49 @@ def _mask_variance(state: UnitState) -> Tensor:
     return state.mask.variance * state.moments.second
 
 
-def _with_mask(covariance: Tensor | None, state: UnitState) -> Tensor:
-    if covariance is not None and isinstance(state.mask.variance, float) and not state.mask.variance:
+def _with_mask(state: UnitState) -> Tensor:
+    covariance, variance = state.covariance, state.mask.variance
+    if covariance is not None and isinstance(variance, float) and not variance:
         return covariance
     diagonal = torch.diag_embed(_mask_variance(state))
     return diagonal if covariance is None else covariance + diagonal
 
 
 def third_cumulants(outputs: OutputMoments, directions: Tensor) -> Tensor:
-    """κ(d_0·z, d_j·z, d_j·z) of the outputs z for every row d_j of directions (…, rows, outputs)."""
-    total = torch.zeros_like(directions[..., 0])
-    a = directions
+    """κ(d_i·z, d_j·z, d_k·z) of the outputs z for all rows of directions (…, rows, outputs)."""
+    a, total = directions, torch.zeros(())
     for layer in reversed(outputs.layers):
         if isinstance(layer, Tensor):
             a = a @ (layer.unsqueeze(-3) if layer.ndim > 2 else layer)
             continue
-        moments, covariance, mask = layer
-        first, squares = a[..., :1, :], a.square()
-        products = first * squares
-        by_unit = _row(mask.third * moments.third)
-        if covariance is not None:
-            slope, bend = _row(moments.slope), _row(moments.bend)
-            back = a * slope
+        moments, before, _, mask = layer
+        pairs = _pairs(a)
+        by_unit = mask.third * moments.third
+        if before is not None:
+            covariance = before.covariance
+            back = a * _row(moments.slope)
             Ca = back @ covariance
             variance = covariance.diagonal(dim1=-2, dim2=-1)
-            diagonal = moments.skew - moments.slope * moments.square_slope * variance
-            by_unit = by_unit + _row(3 * mask.variance * diagonal)
-            across = Ca[..., :1, :] * squares + 2 * Ca * first * a
-            total = total + (across * _row(mask.variance * moments.square_slope)).sum(-1)
-            curved = first * Ca.square() + 2 * a * Ca[..., :1, :] * Ca
-            total = total + (curved * bend).sum(-1)
+            linear_part = moments.slope * moments.square_slope * variance
+            by_unit = by_unit + 3 * mask.variance * (moments.covariance_with_square - linear_part)
+            scaled = _cube(Ca * _row(mask.variance * moments.square_slope), pairs)
+            scaled = scaled + _cube(a * _row(moments.bend), _pairs(Ca))
+            total = total + scaled + scaled.transpose(-3, -2) + scaled.transpose(-3, -1)
+            total = total + _cube(a * _row(by_unit), pairs)
             a = back
-        total = total + (products * by_unit).sum(-1)
+        else:
+            total = total + _cube(a * _row(by_unit), pairs)
     return total
+
+
+def _pairs(a: Tensor) -> Tensor:
+    """Products of all pairs of rows, (…, rows², entries)."""
+    return (a.unsqueeze(-2) * a.unsqueeze(-3)).flatten(-3, -2)
+
+
+def _cube(a: Tensor, pairs: Tensor) -> Tensor:
+    rows = a.shape[-2]
+    return (a @ pairs.mT).unflatten(-1, (rows, rows))
 
 
 def _row(x: Tensor) -> Tensor:
