@@ -95,6 +95,57 @@ def test_the_expectation_over_all_masks_is_close(case):
     assert error < 0.6 * (second_order - gradient).norm()
 
 
+def turn_off_first_layer(model, X):
+    model[1].bias.fill_(-50.0)
+
+
+def zero_one_example(model, X):
+    X[0] = 0.0
+    model[1].bias.zero_()
+
+
+def zero_rows(model, X):
+    model[4].weight[:2] = 0.0
+
+
+def zero_last_layer(model, X):
+    model[7].weight.zero_()
+
+
+NOT_RANDOM = [turn_off_first_layer, zero_one_example, zero_rows, zero_last_layer]
+
+
+@pytest.mark.parametrize("change", NOT_RANDOM)
+@pytest.mark.parametrize("activation", [nn.ReLU, nn.GELU, nn.Tanh])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_values_that_no_mask_changes_have_the_right_gradient(change, activation, dtype):
+    """Their variance is zero, and what is divided by it must not reach the gradient."""
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Dropout(0.2), nn.Linear(4, 5), activation(), nn.Dropout(0.2), nn.Linear(5, 4),
+        activation(), nn.Dropout(0.3), nn.Linear(4, 6),
+    ).double()  # fmt: skip
+    X, y = torch.randn(6, 4, dtype=torch.float64), torch.randint(0, 6, (6,))
+    with torch.no_grad():
+        change(model, X)
+    params = params_of(model)
+    _, gradient = value_and_gradient(
+        lambda p: exact_penalty(model, F.cross_entropy, (X, y), [4, 5, 4], p), params
+    )
+    penalty = dropout_moments(tacit.Objective(model.to(dtype), F.cross_entropy, (X.to(dtype), y)))
+    error = (flat_gradient(penalty, params_of(model)) - gradient).norm()
+    assert error < 0.45 * gradient.norm()
+
+
+def test_examples_do_not_interact_where_the_covariance_of_outputs_is_singular():
+    torch.manual_seed(0)
+    model = dropout_chain((4, 3, 3, 12), nn.ReLU, 0.3, scale=1.5)
+    data, params = class_data(1, count=8), params_of(model)
+    objectives = (tacit.Objective(model, F.cross_entropy, data, batch_size=n) for n in (8, 1))
+    whole, single = (flat_gradient(dropout_moments(o), params) for o in objectives)
+    torch.testing.assert_close(whole, single, rtol=1e-8, atol=1e-10)
+
+
 @pytest.mark.parametrize("activation", [nn.Tanh, nn.GELU])
 def test_at_small_rates_it_is_second_order_with_the_curvature_behind_the_layers(activation):
     """`explicit_dropout` leaves that curvature out; here the mean of the outputs has it."""

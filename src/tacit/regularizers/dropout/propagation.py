@@ -50,11 +50,16 @@ class Spread(NamedTuple):
     cubes: Tensor
     """κ(x_k, x_k, x_k) of every entry."""
 
-    @property
-    def variance(self) -> Tensor:
-        """The diagonal of the covariance, with a positive floor."""
+    def variance(self, mean: Tensor) -> Tensor:
+        """The variance of every entry, at least what rounding leaves of the layer's size.
+
+        Entries below that are not random, as behind a layer whose activations are all zero. Their
+        variance is a sum of squares which are zero, so that it has no gradient either.
+        """
         variance = self.covariance.diagonal(dim1=-2, dim2=-1)
-        return variance.clamp_min(torch.finfo(variance.dtype).tiny ** 0.5)
+        size = (mean.square() + variance).detach().mean(-1, keepdim=True)
+        eps, tiny = torch.finfo(size.dtype).eps, torch.finfo(size.dtype).tiny ** 0.5
+        return variance.maximum(eps * size + tiny)
 
 
 class UnitState(NamedTuple):
@@ -63,6 +68,8 @@ class UnitState(NamedTuple):
     moments: Moments
     before: Spread | None
     """None where x is not random."""
+    variance: Tensor
+    """The variance of x, with a floor."""
     covariance: Tensor | None
     """Cov h, before the mask; None where h is not random."""
     mask: Mask
@@ -111,7 +118,7 @@ def output_moments(chain: Chain, params: Params, x: Tensor, rate: Tensor | None)
 def _through_linear(state: UnitState, weight: Tensor, *, only_covariance: bool) -> Spread:
     """The spread of Wy + b for y behind a unit; the outputs need only the covariance."""
     W = weight.unsqueeze(-3) if weight.ndim > 2 else weight  # the same for all examples
-    moments, before, covariance, mask = state
+    moments, before, variance, covariance, mask = state
     masked = _mask_variance(state)
     cubes = _cubes(mask.third * moments.third, W)
     if covariance is None or before is None:  # only the mask is random
@@ -122,7 +129,8 @@ def _through_linear(state: UnitState, weight: Tensor, *, only_covariance: bool) 
         return Spread(total, cubes)
     # Cov(W_k·h, h_j²) is that with h_j, which `product` has beside the mask's part, times the
     # coefficient of the regression of h_j² on h_j.
-    ratio = moments.covariance_with_square / (moments.variance + _tiny(moments.variance))
+    eps = torch.finfo(variance.dtype).eps
+    ratio = moments.covariance_with_square / (moments.variance + eps * variance)
     scaled = mask.variance * ratio
     shared = (product * W.mT.square() * scaled.unsqueeze(-1)).sum(-2)
     cubes = cubes + 3 * (shared - _cubes(scaled * masked, W))
@@ -130,7 +138,7 @@ def _through_linear(state: UnitState, weight: Tensor, *, only_covariance: bool) 
     linear_part = total.diagonal(dim1=-2, dim2=-1) - (masked.unsqueeze(-2) @ W.square().mT).squeeze(
         -2
     )
-    tau = before.cubes / (3 * before.variance)
+    tau = before.cubes / (3 * variance)
     along = ((moments.slope * tau).unsqueeze(-2) @ W.mT).squeeze(-2)
     inner = before.covariance @ (moments.slope.unsqueeze(-1) * W.mT)
     bent = (inner.square() * W.mT * moments.bend.unsqueeze(-1)).sum(-2)
@@ -142,10 +150,6 @@ def _cubes(x: Tensor, W: Tensor) -> Tensor:
     return (x.unsqueeze(-2) @ (W**3).mT).squeeze(-2)
 
 
-def _tiny(x: Tensor) -> float:
-    return torch.finfo(x.dtype).tiny ** 0.5
-
-
 def _through_unit(
     unit: Unit, mean: Tensor, spread: Spread | None, rate: Tensor | None
 ) -> UnitState:
@@ -154,14 +158,16 @@ def _through_unit(
     if spread is None:
         h = mean if unit.activation is None else unit.activation(mean / kept_before) * kept_before
         zero = torch.zeros_like(h)
-        return UnitState(Moments(h, zero, h**3, zero, zero, zero, zero, ()), None, None, mask)
-    s = spread.variance.sqrt()
+        fixed = Moments(h, zero, h**3, zero, zero, zero, zero, ())
+        return UnitState(fixed, None, zero, None, mask)
+    variance = spread.variance(mean)
+    s = variance.sqrt()
     x = skewed_normal(mean, s, spread.cubes / s / s / s)
     moments = activation_moments(unit.activation, x, 1 / kept_before, mean.dtype)
     covariance = spread.covariance
     if unit.activation is not None:
         covariance = _activation_covariance(moments, covariance, s)
-    return UnitState(moments, spread, covariance, mask)
+    return UnitState(moments, spread, variance, covariance, mask)
 
 
 def _activation_covariance(moments: Moments, covariance: Tensor, s: Tensor) -> Tensor:
@@ -197,7 +203,7 @@ def third_cumulants(outputs: OutputMoments, directions: Tensor) -> Tensor:
         if isinstance(layer, Tensor):
             a = a @ (layer.unsqueeze(-3) if layer.ndim > 2 else layer)
             continue
-        moments, before, _, mask = layer
+        moments, before, _, _, mask = layer
         pairs = _pairs(a)
         by_unit = mask.third * moments.third
         if before is not None:

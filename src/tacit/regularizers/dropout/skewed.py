@@ -32,6 +32,9 @@ MOST_SKEWED = 32
 """Most outputs for which third cumulants are computed; more outputs are Gaussian."""
 RIDGE = 1e-4
 """Directions with less than this part of the mean variance have little skewness in the model."""
+JITTER = 4e-11
+"""Part of the mean variance that is added to C at least. C is singular if there are more outputs
+than hidden units, and the derivative of its factor would be made of rounding errors."""
 LARGEST_SHARE = 0.9
 """Largest share of Q in the variance of any direction; where it is larger, T is made smaller."""
 
@@ -54,7 +57,7 @@ def expected_losses(losses: Losses, moments: OutputMoments, target: Any) -> Tens
         A = torch.linalg.cholesky(C + RIDGE * size * identity)
         quadratic = A @ _quadratic_part(moments, A, points)
         C = C - quadratic @ quadratic.mT / points.shape[1]
-    B = _factor(C, torch.finfo(dtype).eps * size * identity)
+    B = _factor(C, max(torch.finfo(dtype).eps, JITTER) * size * identity)
     z = moments.mean.unsqueeze(-2) + (B @ points + quadratic).mT.to(dtype)
     return losses(z, target)
 
