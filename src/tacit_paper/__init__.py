@@ -29,6 +29,7 @@ EXPERIMENTS = (
     "elastic-net",
     "early-stopping",
     "dropout",
+    "dropout-moments",
     "step-size",
     "bootstrap",
     "long-horizon",
@@ -39,7 +40,8 @@ EXPERIMENTS = (
     "laws",
     "discovery",
 )
-"""Names of the experiments: the paper's figures in its order, then new ones.
+"""Names of the experiments: the paper's figures in its order, then new ones; dropout by moments
+follows the figure that it continues.
 
 The folder has `_` instead of `-`."""
 

@@ -6,17 +6,7 @@ from itertools import pairwise, product
 from tacit_paper import Check, Table
 from tacit_paper.checking import at_least, at_most, within
 from tacit_paper.dropout.claims import has_sweep
-from tacit_paper.dropout.selecting import architectures, has_columns, medians_by_rate, select
-
-EVERY_LAYER = {
-    (3, 256, 0.1): 0.93,
-    (3, 256, 0.3): 0.93,
-    (3, 256, 0.5): 0.80,
-    (3, 512, 0.5): 0.88,
-    (5, 128, 0.1): 0.90,
-    (5, 128, 0.3): 0.75,
-}
-"""Fractions that dropout by moments is to explain with dropout after every hidden layer."""
+from tacit_paper.dropout.selecting import architectures, medians_by_rate, select
 
 
 def check(rows: Table) -> list[Check]:
@@ -26,9 +16,6 @@ def check(rows: Table) -> list[Check]:
         *_check_total_effect(rows),
         *_check_marginal_effect(rows),
         *_check_explicit_dropout(rows),
-        *_check_moments(rows),
-        *_check_every_layer(rows),
-        *_check_retraining(rows),
     ]
 
 
@@ -83,46 +70,3 @@ def _check_explicit_dropout(rows: Table) -> Iterator[Check]:
             yield at_least(f"{label}, explained fraction", explained, bound)
             ratio = medians.explicit_dropout_strength / medians.theory
             yield within(f"{label}, coefficient over q/(1−q)", ratio, 0.85, 1.15)
-
-
-def _moments_means(rows: Table, kind: str, depth: int, width: int, rate: float) -> Table | None:
-    """Means over seeds of dropout by moments for one network; None if it was not fitted."""
-    network = {"depth": depth, "width": width, "rate": rate, "weights": "best"}
-    networks = select(rows, kind=kind, **network)
-    if not has_columns(networks, "dropout_moments_explained"):
-        return None
-    return networks[["dropout_moments_explained", "dropout_moments_strength"]].mean()
-
-
-def _check_moments(rows: Table) -> Iterator[Check]:
-    for rate in (0.1, 0.3, 0.5):
-        means = _moments_means(rows, "effect", 3, 256, rate)
-        if means is not None:
-            label = f"3×256, q = {rate:g}, best weights: dropout by moments, explained fraction"
-            yield at_least(label, means.dropout_moments_explained, 0.85)
-
-
-def _check_every_layer(rows: Table) -> Iterator[Check]:
-    for (depth, width, rate), bound in EVERY_LAYER.items():
-        means = _moments_means(rows, "every layer", depth, width, rate)
-        if means is None:
-            continue
-        label = f"dropout after all layers, {depth}×{width}, q = {rate:g}: dropout by moments"
-        yield at_least(f"{label}, explained fraction", means.dropout_moments_explained, bound)
-        if depth == 3 and rate <= 0.3:
-            yield within(f"{label}, coefficient", means.dropout_moments_strength, 0.7, 1.3)
-
-
-def _check_retraining(rows: Table) -> Iterator[Check]:
-    retrained = select(rows, kind="retrained")
-    if not has_columns(retrained, "divergence") or retrained.width.max() < 128:
-        return
-    divergences = retrained.pivot_table("divergence", index="rate", columns="penalty")
-    if not {"moments", "explicit", "nothing"} <= set(divergences):
-        return
-    second_order = divergences[[name for name in divergences if name.startswith("explicit")]]
-    others = divergences[[name for name in divergences if "ridge" in name or name == "nothing"]]
-    label = "retrained: KL with second order over the smallest of ridge and nothing, highest"
-    yield at_most(label, (second_order.min(axis=1) / others.min(axis=1)).max(), 1)
-    label = "retrained: KL with dropout by moments over second order, highest"
-    yield at_most(label, (divergences.moments / second_order.min(axis=1)).max(), 1)

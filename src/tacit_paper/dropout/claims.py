@@ -5,7 +5,7 @@ from itertools import pairwise
 from typing import Any
 
 from tacit_paper import Claim, Evidence, Table
-from tacit_paper.dropout.selecting import architectures, has_columns, medians_by_rate, select
+from tacit_paper.dropout.selecting import architectures, medians_by_rate, select
 
 DEPTHS = (3, 5)
 """The paper's numbers of hidden layers."""
@@ -145,19 +145,6 @@ def _weight_decay(rows: Table) -> Evidence | None:
     )
 
 
-def _one_layer(rows: Table) -> Evidence | None:
-    networks = select(rows, kind="one layer")
-    if not len(networks) or not has_columns(networks, "dropout_layers", "total_l2"):
-        return None
-    by_seed = networks.groupby("seed").total_l2
-    spread = float(((by_seed.max() - by_seed.min()) / by_seed.mean().abs()).max())
-    layers, count = int(networks.dropout_layers.max()), networks.rate.nunique()
-    return Evidence(
-        f"{layers} dropout layers act at depth 1; λ̂ differs by {spread:.1g} between {count} rates",
-        layers == 0 and count > 1 and spread < 1e-6,
-    )
-
-
 CLAIMS: tuple[Claim, ...] = (
     Claim(
         "The estimated ℓ₂ penalty increases monotonically with dropout rate across all "
@@ -204,12 +191,5 @@ CLAIMS: tuple[Claim, ...] = (
         _weight_decay,
         "What dropout adds is a penalty on activations, not on weights.",
         headline=True,
-    ),
-    Claim(
-        "Depth 1 is left out to save space: the trends hold.",
-        "App. I",
-        "artefact",
-        _one_layer,
-        "Dropout follows every hidden layer but the last, so none acts at depth 1.",
     ),
 )

@@ -1,24 +1,6 @@
 """Sizes and settings of the dropout figure."""
 
-from dataclasses import dataclass, field
-
-
-@dataclass(frozen=True)
-class EveryLayer:
-    """Networks with dropout after every hidden layer, trained by Adam on normalised pixels."""
-
-    networks: tuple[tuple[int, int, tuple[float, ...]], ...] = (
-        (3, 256, (0.1, 0.3, 0.5)),
-        (3, 512, (0.5,)),
-        (5, 128, (0.1, 0.3)),
-        (5, 256, (0.5,)),
-    )
-    """Depth, width and dropout rates; each architecture is one unit of work."""
-    seeds: int = 5
-    """Number of seeds, the first of the figure's."""
-    step: float = 1e-3
-    epochs: int = 25
-    batch_size: int = 256
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
@@ -42,37 +24,17 @@ class Config:
     patience: int = 50
     best_seeds: int = 6
     """Number of seeds whose marginal effect is estimated at the best validation loss."""
-    last_seeds: int = 2
+    last_seeds: int = 3
     """Number of seeds whose marginal effect is estimated at the last weights, which takes many
     more masks."""
     noise: float = 0.05
     """Largest part of the marginal target's squared norm that may be noise of the masks."""
-    moments_rates: tuple[float, ...] = (0.1, 0.3, 0.5)
-    """Rates at which dropout by moments is one of the candidates, at the best weights."""
-    moments_seeds: int = 5
-    """Number of seeds of these networks; the cost grows with the square of the width."""
-    wide: int = 512
-    """Width from which there are `wide_moments_seeds`."""
-    wide_moments_seeds: int = 1
-    cost_examples: int = 4096
-    """Number of examples on which the costs of columns are measured."""
     fit_rate: float = 0.05
     fit_epochs: int = 2000
     fit_patience: int = 100
     fit_plateau: int = 10
     shuffles: int = 3
     """Shuffles of the data from which the published fit draws its minibatches."""
-    one_layer: tuple[int, int] = (128, 3)
-    """Width and number of seeds of the networks with one hidden layer."""
-    every_layer: EveryLayer = field(default_factory=EveryLayer)
-    retrained: tuple[int, int] = (3, 256)
-    """Depth and width of the networks that are trained again without dropout."""
-    retrained_rates: tuple[float, ...] = (0.1, 0.3, 0.5)
-    """Dropout rates of the networks that are trained again without dropout."""
-    retrained_seeds: int = 10
-    """Number of seeds of the networks that are trained again without dropout."""
-    penalty_examples: int = 64
-    """Examples of each minibatch on which a penalty in place of dropout is computed."""
 
 
 PAPER = Config()
@@ -89,17 +51,6 @@ QUICK = Config(
     best_seeds=1,
     last_seeds=1,
     noise=0.1,
-    moments_rates=(0.1, 0.5),
-    moments_seeds=1,
-    wide=64,
-    wide_moments_seeds=0,
-    cost_examples=200,
     fit_epochs=300,
     shuffles=1,
-    one_layer=(32, 1),
-    every_layer=EveryLayer(networks=((3, 32, (0.3,)),), seeds=1, epochs=10),
-    retrained=(3, 32),
-    retrained_rates=(0.1,),
-    retrained_seeds=1,
-    penalty_examples=8,
 )

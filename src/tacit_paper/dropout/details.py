@@ -1,9 +1,8 @@
-"""All architectures of the dropout figure, and the networks with dropout after every layer."""
+"""The dropout figure in detail: all architectures."""
 
 from typing import Any
 
 from tacit_paper import Table, plots
-from tacit_paper.dropout.figure import PURPLE
 from tacit_paper.dropout.selecting import (
     architectures,
     has_columns,
@@ -18,33 +17,23 @@ FAMILIES = {
     "layerwise_weighted_l2": (plots.RED, "P", "… by layer"),
     "explicit_dropout": (plots.BLUE, "o", "second order (explicit dropout)"),
     "joint": ("black", "+", "ridge, weighted ridge, second order jointly"),
-    "dropout_moments": (PURPLE, "D", "moments"),
 }
-COEFFICIENTS = {"explicit_dropout": plots.BLUE, "dropout_moments": PURPLE}
 RATIO_LIMITS = (-0.6, 2.0)
 """Coefficients over theory that are drawn to scale; others are red arrows at the edge."""
 
 
 def plot_details(rows: Table) -> "plots.Figure":
-    """One column of panels per architecture, and below the networks with dropout everywhere."""
+    """Four questions from top to bottom, with one column of panels per architecture."""
     shapes = architectures(rows)
-    every = select(rows, kind="every layer")
     with plots.style():
-        height = 10.8 + (3.0 if len(every) else 0.0)
-        figure = plots.new_figure(max(8.0, 2.4 * len(shapes)), height)
-        if len(every):
-            parts: Any = figure.subfigures(2, 1, height_ratios=[10.8, 3.0])
-            _plot_architectures(parts[0], rows, shapes)
-            _plot_every_layer(parts[1], every)
-        else:
-            _plot_architectures(figure, rows, shapes)
+        figure = plots.new_figure(max(8.0, 2.4 * len(shapes)), 8.8)
+        _plot_architectures(figure, rows, shapes)
     return figure
 
 
 def _plot_architectures(figure: Any, rows: Table, shapes: list[tuple[int, int]]) -> None:
-    """Five questions from top to bottom, for every architecture."""
     models, effects = select(rows, kind="model"), select(rows, kind="effect")
-    grid: Any = figure.subplots(5, len(shapes), sharex=True, squeeze=False)
+    grid: Any = figure.subplots(4, len(shapes), sharex=True, squeeze=False)
     image: Any = None
     for column, (depth, width) in enumerate(shapes):
         networks = select(models, depth=depth, width=width)
@@ -53,20 +42,11 @@ def _plot_architectures(figure: Any, rows: Table, shapes: list[tuple[int, int]])
         image = _plot_published(grid[0, column], networks, models)
         _plot_total(grid[1, column], networks)
         _plot_explained(grid[2, column], best, last)
-        _plot_coefficient(grid[3, column], best, "explicit_dropout", best.theory)
+        _plot_coefficient(grid[3, column], best)
         means = (last.explicit_dropout_strength / last.theory).groupby(last.rate).mean()
         grid[3, column].plot(means.index, means, ":", color=plots.BLUE, lw=1.3)
-        if has_columns(best, "dropout_moments_strength"):
-            fitted = best[best.dropout_moments_strength.notna()]
-            _plot_coefficient(grid[4, column], fitted, "dropout_moments", 1)
-        else:
-            text = {"ha": "center", "fontsize": 8, "color": plots.GREY}
-            grid[4, column].text(
-                0.5, 0.5, "not fitted", transform=grid[4, column].transAxes, **text
-            )
-            grid[4, column].set_yticks([])
         grid[0, column].set_title(f"{depth} layers of {width}")
-        grid[4, column].set_xlabel("dropout rate q")
+        grid[3, column].set_xlabel("dropout rate q")
         for row in (0, 2, 3) if column else ():
             grid[row, column].tick_params(labelleft=False)
     margin = 0.1 * models.rate.max()
@@ -74,7 +54,6 @@ def _plot_architectures(figure: Any, rows: Table, shapes: list[tuple[int, int]])
     grid[1, 0].set_ylabel("exact: λ̂ of ridge")
     grid[2, 0].set_ylabel("marginal effect of dropout:\nexplained fraction")
     grid[3, 0].set_ylabel("second order:\ncoefficient ÷ q/(1−q)")
-    grid[4, 0].set_ylabel("moments: coefficient")
     bar = figure.colorbar(image, ax=list(grid[0]), pad=0.01, aspect=12)
     bar.set_label("its loss", fontsize=8)
     legend = max((ax.get_legend_handles_labels() for ax in grid[2]), key=lambda pair: len(pair[1]))
@@ -132,54 +111,18 @@ def _plot_explained(axes: Any, best: Table, last: Table) -> None:
     axes.set_ylim(-0.08, 1.05)
 
 
-def _plot_coefficient(axes: Any, best: Table, name: str, theory: Any) -> None:
-    """The coefficient of a family over its theory value."""
+def _plot_coefficient(axes: Any, best: Table) -> None:
+    """The coefficient of the second-order penalty over its theory value."""
     low, high = RATIO_LIMITS
-    ratio = best[f"{name}_strength"] / theory
-    shown, colour = ratio.clip(low, high), COEFFICIENTS[name]
-    flagged = best[f"{name}_problems"] != ""
+    ratio = best.explicit_dropout_strength / best.theory
+    shown, flagged = ratio.clip(low, high), best.explicit_dropout_problems != ""
     for marker, outside in (("^", ratio > high), ("v", ratio < low)):
         if outside.any():
             axes.plot(best.rate[outside], shown[outside], marker, color=plots.RED, ms=7, zorder=0)
-    axes.plot(best.rate[~flagged], shown[~flagged], "o", color=colour, ms=4)
-    axes.plot(best.rate[flagged], shown[flagged], "o", mfc="white", mec=colour, ms=4)
+    axes.plot(best.rate[~flagged], shown[~flagged], "o", color=plots.BLUE, ms=4)
+    axes.plot(best.rate[flagged], shown[flagged], "o", mfc="white", mec=plots.BLUE, ms=4)
     rates, means, errors = means_and_intervals(best.assign(ratio=ratio), "ratio")
-    axes.errorbar(rates, means, errors, fmt="none", ecolor=colour, elinewidth=0.9, zorder=0)
+    axes.errorbar(rates, means, errors, fmt="none", ecolor=plots.BLUE, elinewidth=0.9, zorder=0)
     axes.axhline(1, color="black", ls="--", lw=1)
     axes.axhline(0, color="black", lw=0.6)
     axes.set_ylim(low - 0.1, high + 0.1)
-
-
-def _plot_every_layer(figure: Any, rows: Table) -> None:
-    """Explained fraction and coefficient with dropout after every hidden layer, by network."""
-    names = [
-        f"{d:g}×{w:g}\nq = {q:g}" for d, w, q in zip(rows.depth, rows.width, rows.rate, strict=True)
-    ]
-    rows = rows.assign(
-        network=names, explicit_dropout_ratio=rows.explicit_dropout_strength / rows.theory
-    )
-    rows = rows.assign(dropout_moments_ratio=rows.dropout_moments_strength)
-    networks = list(dict.fromkeys(rows.sort_values(["depth", "width", "rate"]).network))
-    axes: Any = figure.subplots(1, 2)
-    for ax, quantity in zip(axes, ("explained", "ratio"), strict=True):
-        for shift, (name, label) in zip(
-            (-0.12, 0.12), (("explicit_dropout", "second order"), ("dropout_moments", "moments")),
-            strict=True,
-        ):  # fmt: skip
-            colour, marker, _ = FAMILIES[name]
-            for number, network in enumerate(networks):
-                values = select(rows, network=network)[f"{name}_{quantity}"].tolist()
-                low, high = plots.interval(values)
-                ax.vlines(number + shift, low, high, color=colour, lw=1)
-                mean = sum(values) / len(values)
-                first = label if number == 0 else None
-                ax.plot(number + shift, mean, marker, color=colour, ms=5, label=first)
-        ax.set_xticks(range(len(networks)), networks)
-        ax.set_xlim(-0.5, len(networks) - 0.5)
-        ax.axhline(0, color="black", lw=0.6)
-    axes[0].set(ylabel="explained fraction", ylim=(-0.08, 1.05))
-    axes[1].axhline(1, color="black", ls="--", lw=1)
-    axes[1].set_ylabel("coefficient ÷ theory")
-    figure.suptitle("dropout after every hidden layer, Adam, best weights", fontsize=10)
-    legend = axes[0].get_legend_handles_labels()
-    figure.legend(*legend, loc="outside lower center", ncols=2)

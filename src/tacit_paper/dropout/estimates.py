@@ -1,6 +1,6 @@
 """Estimates of the dropout figure: a ridge strength, and what dropout adds to the gradient."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from torch.nn import functional as F
 
@@ -8,11 +8,11 @@ from tacit import ensembles
 from tacit.ensembles import Ensemble
 from tacit.equations.equations import Equations
 from tacit.fitting.fits import fit
-from tacit.regularizers import l2, layerwise
+from tacit.objective.params import Params
+from tacit.regularizers import Regularizer, l2, layerwise
 from tacit_paper import Row
 from tacit_paper.dropout.columns import dropout_columns
 from tacit_paper.dropout.config import Config
-from tacit_paper.dropout.moments import moments_column
 from tacit_paper.dropout.training import Images
 from tacit_paper.problem_kinds import join_kinds
 from tacit_paper.published_fit import FitSettings, fit_as_published, gradient_products
@@ -49,7 +49,7 @@ def marginal_effects(
     rates: list[float],
     seeds: list[int],
     *,
-    moments: bool,
+    extra: Mapping[Regularizer, Params] | None = None,
 ) -> Iterator[Row]:
     """What dropout adds to the gradient of every member, and how well each family explains it.
 
@@ -59,11 +59,10 @@ def marginal_effects(
         images: the images.
         rates: one dropout rate per member.
         seeds: one seed per member, for its masks.
-        moments: whether dropout by moments is one of the families.
+        extra: columns of further families, each of one column.
     """
-    columns = dropout_columns(ensemble, images.train)
-    if moments:
-        columns |= moments_column(ensemble, images.train, rates)
+    extra = extra or {}
+    columns = {**dropout_columns(ensemble, images.train), **extra}
     marginal = ensembles.dropout_equations(
         ensemble, F.cross_entropy, images.train, [l2(), layerwise(l2()), *columns],
         dropout=rates, seeds=seeds, noise=config.noise, columns=columns,
@@ -75,7 +74,7 @@ def marginal_effects(
             "noise": marginal.noise[m],
             **_family_columns(equations),
             **_joint_columns(equations, "joint", FAMILIES),
-            **_moments_columns(equations),
+            **_extra_columns(equations, [family.name for family in extra]),
         }
 
 
@@ -90,13 +89,12 @@ def _family_columns(equations: Equations) -> Row:
     return row
 
 
-def _moments_columns(equations: Equations) -> Row:
-    """Dropout by moments as the only candidate, and jointly with the other families."""
-    name = "dropout_moments"
-    if name not in equations.names:
-        return {}
-    joint = _joint_columns(equations, "joint_moments", (*FAMILIES, name))
-    return _single_columns(equations, name) | joint
+def _extra_columns(equations: Equations, names: list[str]) -> Row:
+    """Each further family as the only candidate, and all of them jointly with the others."""
+    row: Row = {}
+    for name in names:
+        row |= _single_columns(equations, name)
+    return row | _joint_columns(equations, "joint_all", (*FAMILIES, *names)) if names else row
 
 
 def _single_columns(equations: Equations, name: str) -> Row:

@@ -11,34 +11,24 @@ from tacit_paper.dropout.selecting import (
     select,
 )
 
-PURPLE = "#7b4fa3"
 COLOURS = (plots.BLUE, plots.GREEN, plots.ORANGE, plots.RED)
 """Of the widths, from narrow to wide."""
 FAMILIES = {
     "l2": (plots.GREY, "s", "ridge"),
     "explicit_dropout": (plots.BLUE, "o", "second order"),
-    "dropout_moments": (PURPLE, "D", "moments (new)"),
 }
 LINES = ("-", "--", ":")
-ARMS = {
-    "nothing": ("black", "x", "no penalty"),
-    "published ridge": (plots.RED, "v", "ridge, published λ̂"),
-    "ridge": (plots.GREY, "s", "ridge, exact λ̂"),
-    "explicit, estimated": (plots.GREEN, "^", "second order, estimated"),
-    "explicit": (plots.BLUE, "o", "second order, q/(1−q)"),
-    "moments": (PURPLE, "D", "moments, coefficient 1"),
-}
 
 
 def plot(rows: Table) -> "plots.Figure":
-    """(A) The published and the exact strength; (B) what dropout adds; (C) training with it."""
+    """(A) The published and the exact strength; (B) what ridge explains; (C) what dropout adds."""
     shapes = architectures(rows)
     with plots.style():
         figure = plots.new_figure(11.5, 4.4)
-        parts: Any = figure.subfigures(1, 3, width_ratios=[1.3, 1, 1.15])
+        parts: Any = figure.subfigures(1, 3, width_ratios=[1.3, 1, 1])
         _plot_strengths(parts[0], rows, shapes)
-        _plot_explained(parts[1], rows, _shown(shapes))
-        _plot_retraining(parts[2], rows)
+        _plot_ridge(parts[1], rows, shapes)
+        _plot_explained(parts[2], rows, _shown(shapes))
     return figure
 
 
@@ -62,10 +52,26 @@ def _plot_strengths(figure: Any, rows: Table, shapes: list[tuple[int, int]]) -> 
     axes[0].margins(y=0.18)
     axes[0].set_ylabel("strength λ̂ of ridge")
     figure.suptitle("A  ridge strength: published and exact", x=0.02, ha="left", fontsize=10)
-    _legend_below(figure, axes[0], 3)
+    legend_below(figure, axes[0], 3)
 
 
-def _legend_below(figure: Any, ax: Any, columns: int) -> None:
+def _plot_ridge(figure: Any, rows: Table, shapes: list[tuple[int, int]]) -> None:
+    """The fraction of −∇L at the last weights that the exact ridge explains, medians over seeds."""
+    from matplotlib.ticker import PercentFormatter
+
+    ax: Any = figure.subplots()
+    depths, widths = (sorted(set(sizes)) for sizes in zip(*shapes, strict=True))
+    for depth, width in shapes:
+        medians = medians_by_rate(rows, (depth, width)).total_explained
+        style = {"color": COLOURS[widths.index(width)], "ls": LINES[depths.index(depth)], "ms": 4}
+        ax.plot(medians.index, medians, marker="o", label=f"{depth}×{width}", **style)
+    ax.set(xlabel="dropout rate q", ylabel="explained fraction", yscale="log")
+    ax.yaxis.set_major_formatter(PercentFormatter(1, decimals=None))
+    figure.suptitle("B  what ridge explains of −∇L", x=0.02, ha="left", fontsize=10)
+    legend_below(figure, ax, 3)
+
+
+def legend_below(figure: Any, ax: Any, columns: int) -> None:
     """A legend below the panel, where it covers nothing."""
     handles, labels = ax.get_legend_handles_labels()
     style = {"columnspacing": 1.0, "handlelength": 1.4, "handletextpad": 0.4}
@@ -97,31 +103,5 @@ def _plot_explained(figure: Any, rows: Table, shapes: list[tuple[int, int]]) -> 
     ax.set_title(", ".join(f"{depth}×{width} {style}" for (depth, width), style in styles))
     ax.set(xlabel="dropout rate q", ylabel="explained fraction", ylim=(-0.08, 1.05))
     ax.axhline(0, color="black", lw=0.6)
-    figure.suptitle("B  what explains dropout's own effect", x=0.02, ha="left", fontsize=10)
-    _legend_below(figure, ax, 2)
-
-
-def _plot_retraining(figure: Any, rows: Table) -> None:
-    """The divergence of penalised networks from the dropout network, for each arm and rate."""
-    from matplotlib.ticker import LogLocator, NullFormatter
-
-    retrained, ax = select(rows, kind="retrained"), figure.subplots()
-    figure.suptitle("C  trained with a penalty in place of dropout", x=0.02, ha="left", fontsize=10)
-    ax.set(xlabel="dropout rate q", ylabel="KL from the dropout network")
-    if not has_columns(retrained, "divergence"):
-        ax.text(0.5, 0.5, "not in these rows", ha="center", transform=ax.transAxes)
-        return
-    rates = sorted(retrained.rate.unique())
-    shown = {name: arm for name, arm in ARMS.items() if (retrained.penalty == name).any()}
-    for position, (name, (colour, marker, label)) in enumerate(shown.items()):
-        shift = 0.11 * (position - (len(shown) - 1) / 2)
-        _, means, errors = means_and_intervals(select(retrained, penalty=name), "divergence", rates)
-        x = [number + shift for number in range(len(rates))]
-        ax.errorbar(x, means, errors, fmt=marker, color=colour, ms=5, elinewidth=1, label=label)
-    depth, width = (int(retrained[name].iloc[0]) for name in ("depth", "width"))
-    ax.set(title=f"{depth}×{width}", yscale="log", xlim=(-0.6, len(rates) - 0.4))
-    ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    ax.yaxis.set_major_formatter("{x:g}")
-    ax.yaxis.set_minor_formatter(NullFormatter())
-    ax.set_xticks(range(len(rates)), [f"{rate:g}" for rate in rates])
-    _legend_below(figure, ax, 2)
+    figure.suptitle("C  what explains dropout's own effect", x=0.02, ha="left", fontsize=10)
+    legend_below(figure, ax, 2)

@@ -1,10 +1,9 @@
-"""The paper's networks: all rates and seeds of one architecture, with one hidden layer or more."""
+"""The paper's networks: all rates and seeds of one architecture."""
 
 import time
 from collections.abc import Iterator, Sequence
 from itertools import pairwise, product
 
-from torch import nn
 from torch.nn import functional as F
 
 from tacit.ensembles import Ensemble, Run
@@ -12,12 +11,11 @@ from tacit_paper import Row
 from tacit_paper.dropout import training
 from tacit_paper.dropout.config import Config
 from tacit_paper.dropout.estimates import marginal_effects, total_effects
-from tacit_paper.dropout.moments import cost_columns
 from tacit_paper.dropout.training import Images
 
 
 def architecture_rows(config: Config, device: str, depth: int, width: int) -> Iterator[Row]:
-    """All rates and seeds of one architecture: networks, marginal effects, times and costs."""
+    """All rates and seeds of one architecture: networks, marginal effects and times."""
     images = training.load_images(config, device)
     members = list(product(config.rates, config.seeds))
     rates, seeds = [rate for rate, _ in members], [seed for _, seed in members]
@@ -43,27 +41,6 @@ def architecture_rows(config: Config, device: str, depth: int, width: int) -> It
     stages = zip(("train", "total", "marginal"), pairwise(times), strict=True)
     seconds = {f"{stage}_seconds": end - start for stage, (start, end) in stages}
     yield {"kind": "time", **shape, **seconds}
-    if rows:
-        rate = config.moments_rates[0]
-        cost = cost_columns(config, run.best, images.train, rate)
-        yield {"kind": "cost", **shape, "rate": rate, **cost}
-
-
-def one_layer_rows(config: Config, device: str) -> Iterator[Row]:
-    """Networks with one hidden layer at the lowest and the highest rate: no dropout layer acts."""
-    images = training.load_images(config, device)
-    width, count = config.one_layer
-    members = list(product((config.rates[0], config.rates[-1]), config.seeds[:count]))
-    seeds = [seed for _, seed in members]
-    initial = training.initial_ensemble(1, width, images, seeds)
-    layers = sum(isinstance(module, nn.Dropout) for module in initial.model.modules())
-    rates = [rate for rate, _ in members] if layers else None
-    plan = training.training_plan(config, images)
-    run = training.train(initial, F.cross_entropy, images.train, plan, seeds=seeds, dropout=rates)
-    shape = {"depth": 1, "width": width, "dropout_layers": layers}
-    rows = [{"kind": "one layer", **shape, "rate": rate, "seed": seed} for rate, seed in members]
-    _add_columns(rows, config, run, images)
-    yield from rows
 
 
 def _add_columns(rows: list[Row], config: Config, run: Run, images: Images) -> None:
@@ -95,29 +72,18 @@ def _effect_rows(config: Config, images: Images, run: Run, models: list[Row]) ->
     for weights, ensemble, count in stages:
         seeds = config.seeds[:count]
         chosen = [m for m, row in enumerate(models) if row["rate"] > 0 and row["seed"] in seeds]
-        with_moments = [m for m in chosen if weights == "best" and _has_moments(config, models[m])]
-        others = [m for m in chosen if m not in with_moments]
-        for group, moments in ((with_moments, True), (others, False)):
-            rows = [models[m] for m in group]
-            for row in _group_rows(config, images, ensemble.select(group), rows, moments=moments):
-                yield {"kind": "effect", "weights": weights, **row}
-
-
-def _has_moments(config: Config, model: Row) -> bool:
-    """Whether dropout by moments is a candidate for this network."""
-    wide = model["width"] >= config.wide
-    count = config.wide_moments_seeds if wide else config.moments_seeds
-    return model["rate"] in config.moments_rates and model["seed"] in config.seeds[:count]
+        rows = _group_rows(config, images, ensemble.select(chosen), [models[m] for m in chosen])
+        yield from ({"kind": "effect", "weights": weights, **row} for row in rows)
 
 
 def _group_rows(
-    config: Config, images: Images, ensemble: Ensemble, models: Sequence[Row], *, moments: bool
+    config: Config, images: Images, ensemble: Ensemble, models: Sequence[Row]
 ) -> Iterator[Row]:
     """The marginal effects on the networks of an ensemble, with their labels."""
     if not models:
         return
     labels = [{n: row[n] for n in ("depth", "width", "rate", "seed")} for row in models]
     rates, seeds = [row["rate"] for row in labels], [row["seed"] for row in labels]
-    effects = marginal_effects(config, ensemble, images, rates, seeds, moments=moments)
+    effects = marginal_effects(config, ensemble, images, rates, seeds)
     for label, effect in zip(labels, effects, strict=True):
         yield label | effect

@@ -1,8 +1,8 @@
-"""Networks of the dropout figure trained again with a penalty in place of dropout."""
+"""Networks trained again with a penalty in place of dropout."""
 
 import time
 from collections.abc import Iterator
-from itertools import product
+from dataclasses import replace
 from typing import NamedTuple
 
 from torch import Tensor
@@ -12,25 +12,26 @@ from tacit.ensembles import Ensemble, Run
 from tacit.ensembles.training import BatchPenalty
 from tacit.objective.params import Params
 from tacit.regularizers import l2
-from tacit_paper import Row
+from tacit_paper import Row, dropout
 from tacit_paper.dropout import training
 from tacit_paper.dropout.columns import explicit_penalty
-from tacit_paper.dropout.config import Config
 from tacit_paper.dropout.estimates import marginal_effects, total_effects
-from tacit_paper.dropout.moments import moments_penalty
 from tacit_paper.dropout.training import Images
+from tacit_paper.dropout_moments.columns import moments_penalty
+from tacit_paper.dropout_moments.config import Config
 
 
 class DropoutNetworks(NamedTuple):
-    """Networks trained with dropout, which the penalised ones are to imitate."""
+    """Networks trained with dropout at one rate, which the penalised ones are to imitate."""
 
     initial: Ensemble
     run: Run
-    rates: list[float]
+    images: Images
+    rate: float
     seeds: list[int]
 
 
-def retrained_rows(config: Config, device: str) -> Iterator[Row]:
+def retrained_rows(config: Config, device: str, rate: float) -> Iterator[Row]:
     """How close the predictions of penalised networks come to those of dropout networks.
 
     The networks are trained again from the same initial weights and through the same batches,
@@ -38,40 +39,47 @@ def retrained_rows(config: Config, device: str) -> Iterator[Row]:
     value q/(1−q), and as estimated at the best weights (0 if that is negative); by the exact and
     the published ridge strength of the last weights; and without a penalty.
     """
-    images = training.load_images(config, device)
-    networks = _train_with_dropout(config, images)
-    rates, like = networks.rates, networks.initial.first_tensor
+    networks = _train_with_dropout(config, device, rate)
+    images, count = networks.images, len(networks.seeds)
     marginal = marginal_effects(
-        config, networks.run.best, images, rates, networks.seeds, moments=False
+        config.training, networks.run.best, images, [rate] * count, networks.seeds
     )
-    total = list(total_effects(config, networks.run.last, images))
+    total = list(total_effects(config.training, networks.run.last, images))
     estimated = [max(0.0, row["explicit_dropout_strength"]) for row in marginal]
-    explicit = {"explicit": [q / (1 - q) for q in rates], "explicit, estimated": estimated}
+    explicit = {"explicit": [rate / (1 - rate)] * count, "explicit, estimated": estimated}
     ridge = {
         "ridge": [row["total_l2"] for row in total],
         "published ridge": [row["published_l2"] for row in total],
-        "nothing": [0.0] * len(rates),
+        "nothing": [0.0] * count,
     }
+    examples, like = config.retraining.penalty_examples, networks.initial.first_tensor
     factors = like.new_tensor([s for strengths in explicit.values() for s in strengths])
-    second_order = _explicit(networks.initial, factors, config.penalty_examples)
-    moments = moments_penalty(networks.initial, like.new_tensor(rates), config.penalty_examples)
-    yield from _arm_rows(config, images, networks, ridge, None)
-    yield from _arm_rows(config, images, networks, explicit, second_order)
-    yield from _arm_rows(config, images, networks, {"moments": [1.0] * len(rates)}, moments)
+    second_order = _explicit(networks.initial, factors, examples)
+    moments = moments_penalty(networks.initial, like.new_tensor([rate] * count), examples)
+    yield from _arm_rows(config, networks, ridge, None)
+    yield from _arm_rows(config, networks, explicit, second_order)
+    yield from _arm_rows(config, networks, {"moments": [1.0] * count}, moments)
 
 
-def _train_with_dropout(config: Config, images: Images) -> DropoutNetworks:
-    members = list(product(config.retrained_rates, config.seeds[: config.retrained_seeds]))
-    rates, seeds = [rate for rate, _ in members], [seed for _, seed in members]
-    initial = training.initial_ensemble(*config.retrained, images, seeds)
-    plan = training.training_plan(config, images)
+def _train_with_dropout(config: Config, device: str, rate: float) -> DropoutNetworks:
+    settings, images = config.retraining, training.load_images(config.training, device)
+    images = images._replace(train=tuple(tensor[: settings.train] for tensor in images.train))
+    shape = settings.networks
+    seeds = list(config.training.seeds[: shape.seeds])
+    initial = training.initial_ensemble(shape.depth, shape.width, images, seeds)
+    plan = training.training_plan(_plan_settings(config), images)
+    rates = [rate] * len(seeds)
     run = training.train(initial, F.cross_entropy, images.train, plan, seeds=seeds, dropout=rates)
-    return DropoutNetworks(initial, run, rates, seeds)
+    return DropoutNetworks(initial, run, images, rate, seeds)
+
+
+def _plan_settings(config: Config) -> dropout.Config:
+    """The paper's settings of training, with the batches of these networks."""
+    return replace(config.training, batch_size=config.retraining.batch_size)
 
 
 def _arm_rows(
     config: Config,
-    images: Images,
     networks: DropoutNetworks,
     arms: dict[str, list[float]],
     batch_penalty: BatchPenalty | None,
@@ -80,14 +88,14 @@ def _arm_rows(
 
     Args:
         config: the settings.
-        images: the images.
         networks: the networks with dropout.
         arms: one strength per network, for each arm.
         batch_penalty: the penalty of all arms, strengths included; None for ridge.
     """
-    copies = list(range(len(networks.rates))) * len(arms)
+    copies, images = list(range(len(networks.seeds))) * len(arms), networks.images
     strengths = [strength for arm in arms.values() for strength in arm]
-    plan = training.training_plan(config, images, [int(networks.run.epochs[m]) for m in copies])
+    epochs = [int(networks.run.epochs[m]) for m in copies]
+    plan = training.training_plan(_plan_settings(config), images, epochs)
     start = time.perf_counter()
     run = training.train(
         networks.initial.select(copies), F.cross_entropy, images.train, plan,
@@ -104,9 +112,9 @@ def _arm_rows(
     ):
         yield {
             "kind": "diverged" if lost else "retrained",
-            "depth": config.retrained[0],
-            "width": config.retrained[1],
-            "rate": networks.rates[m],
+            "depth": config.retraining.networks.depth,
+            "width": config.retraining.networks.width,
+            "rate": networks.rate,
             "seed": networks.seeds[m],
             "penalty": name,
             "strength": strength,

@@ -17,7 +17,6 @@ from tacit.regularizers import Regularizer
 from tacit.regularizers.dropout import batch_penalty
 from tacit_paper import Row
 from tacit_paper.dropout.columns import explicit_column, known_regularizer
-from tacit_paper.dropout.config import Config
 from tacit_paper.dropout.training import Examples
 
 ENTRIES = {"cpu": 2**20, "cuda": 2**28}
@@ -75,13 +74,13 @@ def moments_penalty(ensemble: Ensemble, rates: Tensor, examples: int) -> BatchPe
     return evaluate
 
 
-def cost_columns(config: Config, ensemble: Ensemble, data: Examples, rate: float) -> Row:
+def cost_columns(count: int, ensemble: Ensemble, data: Examples, rate: float) -> Row:
     """Seconds of ∇L, and of the columns of explicit dropout and of dropout by moments.
 
-    They are those of one network and the first examples.
+    They are those of one network and the first `count` examples.
     """
     network = ensemble.select([0])
-    pixels, labels = (tensor[: config.cost_examples] for tensor in data)
+    pixels, labels = (tensor[:count] for tensor in data)
     examples = assign_data((pixels, labels), 1, network.first_tensor)
     return {
         "examples": len(pixels),
