@@ -40,7 +40,7 @@ def test_dropout_by_moments_is_that_of_each_member_at_its_rate():
     inputs = torch.randn(30, 5, generator=generator, dtype=torch.float64)
     labels = torch.randint(0, 10, (30,), generator=generator)
     ensemble = ensembles.initialise(
-        lambda: build_network(5, 3, 6, dropout_layers=2).double(), range(3)
+        lambda: build_network(5, 3, 12, dropout_layers=2).double(), range(3)
     )
     rates, data = [0.1, 0.3, 0.5], (inputs, labels)
     (column,) = moments_column(ensemble, data, rates).values()

@@ -120,11 +120,11 @@ def _through_linear(state: UnitState, weight: Tensor, *, only_covariance: bool) 
     W = weight.unsqueeze(-3) if weight.ndim > 2 else weight  # the same for all examples
     moments, before, variance, covariance, mask = state
     masked = _mask_variance(state)
-    cubes = _cubes(mask.third * moments.third, W)
+    cubes = (mask.third * moments.third) @ (weight**3).mT
     if covariance is None or before is None:  # only the mask is random
-        return Spread((W * masked.unsqueeze(-2)) @ W.mT, cubes)
-    product = _with_mask(state) @ W.mT  # (…, in, out)
-    total = product.mT @ W.mT
+        return Spread(_rows_times(W * masked.unsqueeze(-2), weight), cubes)
+    product = _rows_times(_with_mask(state), weight)  # (…, in, out)
+    total = _rows_times(product.mT, weight)
     if only_covariance:
         return Spread(total, cubes)
     # Cov(W_k·h, h_j²) is that with h_j, which `product` has beside the mask's part, times the
@@ -133,21 +133,19 @@ def _through_linear(state: UnitState, weight: Tensor, *, only_covariance: bool) 
     ratio = moments.covariance_with_square / (moments.variance + eps * variance)
     scaled = mask.variance * ratio
     shared = (product * W.mT.square() * scaled.unsqueeze(-1)).sum(-2)
-    cubes = cubes + 3 * (shared - _cubes(scaled * masked, W))
+    cubes = cubes + 3 * (shared - (scaled * masked) @ (weight**3).mT)
     # What the cumulants of x leave, and what the curvature of φ adds.
-    linear_part = total.diagonal(dim1=-2, dim2=-1) - (masked.unsqueeze(-2) @ W.square().mT).squeeze(
-        -2
-    )
+    linear_part = total.diagonal(dim1=-2, dim2=-1) - masked @ weight.square().mT
     tau = before.cubes / (3 * variance)
-    along = ((moments.slope * tau).unsqueeze(-2) @ W.mT).squeeze(-2)
-    inner = before.covariance @ (moments.slope.unsqueeze(-1) * W.mT)
+    along = (moments.slope * tau) @ weight.mT
+    inner = _rows_times(before.covariance * moments.slope.unsqueeze(-2), weight)
     bent = (inner.square() * W.mT * moments.bend.unsqueeze(-1)).sum(-2)
     return Spread(total, cubes + 3 * (along * linear_part + bent))
 
 
-def _cubes(x: Tensor, W: Tensor) -> Tensor:
-    """Σ_j W_kj³ x_j."""
-    return (x.unsqueeze(-2) @ (W**3).mT).squeeze(-2)
+def _rows_times(x: Tensor, weight: Tensor) -> Tensor:
+    """x Wᵀ for x (…, examples, rows, in), as one product of the rows of all examples."""
+    return (x.flatten(-3, -2) @ weight.mT).unflatten(-2, x.shape[-3:-1])
 
 
 def _through_unit(
