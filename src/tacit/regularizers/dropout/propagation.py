@@ -144,7 +144,7 @@ def _through_linear(state: UnitState, weight: Tensor, *, only_covariance: bool) 
 
 
 def _rows_times(x: Tensor, weight: Tensor) -> Tensor:
-    """x Wᵀ for x (…, examples, rows, in), as one product of the rows of all examples."""
+    """The product x Wᵀ for x (…, examples, rows, in), of the rows of all examples at once."""
     return (x.flatten(-3, -2) @ weight.mT).unflatten(-2, x.shape[-3:-1])
 
 
