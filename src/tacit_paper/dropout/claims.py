@@ -58,7 +58,7 @@ def _rise(rows: Table) -> Evidence:
     highest = [medians_by_rate(rows, s).total_explained.iloc[-1] for s in _of_depth(rows, 5)]
     return Evidence(
         f"exact λ̂ with rate: Spearman {_list(shallow, '.2f')} (depth 3), {_list(deep, '+.2f')} "
-        f"(depth 5, explaining ≤ {max(highest):.2%} at the highest rate)",
+        f"(depth 5, explaining ≤ {100 * max(highest):.2f} % at the highest rate)",
         max(shallow) < -0.2
         and min(deep) > 0.2
         and max(highest) < 0.005
@@ -139,8 +139,8 @@ def _weight_decay(rows: Table) -> Evidence | None:
     ridge, best = effects.l2_explained.max(), select(effects, weights="best")
     by_network = best.groupby(["depth", "width", "rate"]).explicit_dropout_explained.mean()
     return Evidence(
-        f"ridge explains at most {ridge:.1%} of what dropout adds; explicit dropout up to "
-        f"{by_network.max():.0%}",
+        f"ridge explains at most {100 * ridge:.1f} % of what dropout adds; explicit dropout up "
+        f"to {100 * by_network.max():.0f} %",
         bool(ridge < 0.02 and by_network.max() > 0.5),
     )
 
