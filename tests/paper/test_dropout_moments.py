@@ -8,12 +8,13 @@ import pandas as pd
 import pytest
 import torch
 from support.experiments import run
+from support.pages import ROOT
 from torch import nn
 from torch.nn import functional as F
 
 import tacit
 from tacit import ensembles
-from tacit_paper import dropout_moments, plots
+from tacit_paper import dropout_moments, plots, store
 from tacit_paper.dropout.training import Images, build_network
 from tacit_paper.dropout_moments.columns import moments_column, moments_penalty
 from tacit_paper.dropout_moments.config import EveryLayer, Networks, Retraining
@@ -156,3 +157,52 @@ def test_no_dropout_layer_acts_at_depth_one(rows):
     assert claim.measure(rows).agrees
     acting = rows.assign(total_l2=rows.total_l2 * (1 + rows.rate))
     assert not claim.measure(acting).agrees
+
+
+@pytest.fixture(scope="module")
+def stored_rows():
+    """The stored rows of the paper's size."""
+    return store.read_result(ROOT / "results" / "paper" / "dropout-moments").rows
+
+
+def documented_lines(rows):
+    """The table of docs/method.md."""
+    settings = {"paper": "the paper's", "every layer": "dropout after every layer"}
+    for kind, setting in settings.items():
+        for (depth, width, rate), group in rows[rows.kind == kind].groupby(
+            ["depth", "width", "rate"]
+        ):
+            means = group.mean(numeric_only=True)
+            yield (
+                f"| {setting} | {depth:g}×{width:g} | {rate:g} | {len(group)} | "
+                f"{means.explicit_dropout_explained:.2f} | {means.dropout_moments_explained:.2f} | "
+                f"{means.dropout_moments_strength:.2f} |"
+            )
+
+
+def test_the_table_of_the_docs_is_that_of_the_stored_rows(stored_rows):
+    text = (ROOT / "docs" / "method.md").read_text()
+    expected = list(documented_lines(stored_rows))
+    assert len(expected) >= 10
+    assert "\n".join(expected) in text, "\n".join(expected)
+
+
+def test_stored_rows_meet_every_key_number_but_one(stored_rows):
+    checks = dropout_moments.check(stored_rows)
+    assert len(checks) >= 15
+    # As documented: at high rates second order in place of dropout is worse than no penalty.
+    (failed,) = [result for result in checks if not result.holds]
+    assert failed.label.startswith("retrained: KL with second order over")
+    assert failed.tests == "expectation"
+    (claim,) = dropout_moments.CLAIMS
+    assert claim.measure(stored_rows).agrees
+
+
+def test_dropout_by_moments_in_place_of_dropout_is_the_closest_penalty(stored_rows):
+    arms = stored_rows[stored_rows.penalty.notna()]
+    assert arms.groupby(["rate", "penalty"]).size().eq(10).all()
+    retrained = arms[arms.kind == "retrained"]
+    assert set(arms[arms.kind == "diverged"].penalty) == {"explicit", "explicit, estimated"}
+    by_rate = retrained.pivot_table("divergence", index="rate", columns="penalty")
+    others = by_rate.drop(columns=["moments", "dropout again"])
+    assert (by_rate.moments < others.min(axis=1)).all()

@@ -51,7 +51,6 @@ class Config:
     networks: tuple[Networks, ...] = (
         Networks(3, 128, (0.1, 0.3, 0.5), seeds=2),
         Networks(3, 256, (0.1, 0.3, 0.5), seeds=5),
-        Networks(3, 512, (0.5,), seeds=1),
         Networks(5, 128, (0.1, 0.3, 0.5), seeds=2),
         Networks(5, 256, (0.5,), seeds=2),
     )

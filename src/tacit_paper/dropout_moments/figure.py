@@ -16,6 +16,7 @@ ARMS = {
     "explicit, estimated": (plots.GREEN, "^", "second order, estimated"),
     "explicit": (plots.BLUE, "o", "second order, q/(1−q)"),
     "moments": (PURPLE, "D", "moments, coefficient 1"),
+    "dropout again": (plots.ORANGE, "*", "dropout again, other masks"),
 }
 
 
@@ -87,7 +88,7 @@ def _plot_every_layer(figure: Any, rows: Table) -> None:
     columns = {f"{name}_explained": style for name, style in FAMILIES.items()}
     plot_by_network(ax, network_names(rows), columns)
     ax.set(ylabel="explained fraction", ylim=(-0.08, 1.08), xlabel="network and dropout rate q")
-    ax.set_title("trained by Adam, 25 epochs")
+    ax.set_title("trained by Adam")
     ax.axhline(0, color="black", lw=0.6)
     figure.suptitle("B  dropout after every hidden layer", x=0.02, ha="left", fontsize=10)
     legend_below(figure, ax, 2)

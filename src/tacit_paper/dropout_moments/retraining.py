@@ -20,6 +20,9 @@ from tacit_paper.dropout.training import Images
 from tacit_paper.dropout_moments.columns import moments_penalty
 from tacit_paper.dropout_moments.config import Config
 
+OTHER_SEED = 1000
+"""What is added to seeds for other batches and masks."""
+
 
 class DropoutNetworks(NamedTuple):
     """Networks trained with dropout at one rate, which the penalised ones are to imitate."""
@@ -37,7 +40,8 @@ def retrained_rows(config: Config, device: str, rate: float) -> Iterator[Row]:
     The networks are trained again from the same initial weights and through the same batches,
     without dropout: by dropout by moments at its theory value 1; by explicit dropout at its theory
     value q/(1−q), and as estimated at the best weights (0 if that is negative); by the exact and
-    the published ridge strength of the last weights; and without a penalty.
+    the published ridge strength of the last weights; and without a penalty. Beside them are
+    networks with dropout through other batches and masks, which no penalty can be closer than.
     """
     networks = _train_with_dropout(config, device, rate)
     images, count = networks.images, len(networks.seeds)
@@ -59,6 +63,7 @@ def retrained_rows(config: Config, device: str, rate: float) -> Iterator[Row]:
     yield from _arm_rows(config, networks, ridge, None)
     yield from _arm_rows(config, networks, explicit, second_order)
     yield from _arm_rows(config, networks, {"moments": [1.0] * count}, moments)
+    yield from _arm_rows(config, networks, {"dropout again": [0.0] * count}, None, again=True)
 
 
 def _train_with_dropout(config: Config, device: str, rate: float) -> DropoutNetworks:
@@ -83,6 +88,8 @@ def _arm_rows(
     networks: DropoutNetworks,
     arms: dict[str, list[float]],
     batch_penalty: BatchPenalty | None,
+    *,
+    again: bool = False,
 ) -> Iterator[Row]:
     """Rows of arms that are trained as one ensemble: every network once per arm.
 
@@ -91,6 +98,7 @@ def _arm_rows(
         networks: the networks with dropout.
         arms: one strength per network, for each arm.
         batch_penalty: the penalty of all arms, strengths included; None for ridge.
+        again: whether the networks are trained with dropout, through other batches and masks.
     """
     copies, images = list(range(len(networks.seeds))) * len(arms), networks.images
     strengths = [strength for arm in arms.values() for strength in arm]
@@ -99,7 +107,8 @@ def _arm_rows(
     start = time.perf_counter()
     run = training.train(
         networks.initial.select(copies), F.cross_entropy, images.train, plan,
-        seeds=[networks.seeds[m] for m in copies], dropout=0.0,
+        seeds=[networks.seeds[m] + OTHER_SEED * again for m in copies],
+        dropout=networks.rate if again else 0.0,
         penalties={l2(): strengths} if batch_penalty is None else None,
         batch_penalty=batch_penalty,
     )  # fmt: skip
