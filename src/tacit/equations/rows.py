@@ -394,7 +394,7 @@ class ScatterSum:
         if name in bound.weights:
             D = D * bound.weight_of(name, part).to(D)
         if (kinks := kinks_on(bound, name, part)) is not None:
-            D = D[~kinks.to(D.device)]
+            D = D.masked_fill(kinks.to(D.device)[:, None], 0.0)
         rows = torch.cat([matrix, D], dim=1)
         self.products += (weight**2 * rows.T @ D).cpu()
 
@@ -438,7 +438,7 @@ def write_means(
         factor = torch.zeros(0, width, dtype=torch.float64)
         for name in members:
             for part in slices(first.params[name], width):
-                total = sum(_aligned_rows(b, name, part, active, t) for b, t in points)
+                total = sum(read_block(b, name, part, active, t)[0] for b, t in points)
                 total = total / len(points) ** 0.5
                 factor = triangular_factor(torch.cat([factor.to(total), total]))
                 rows += len(total)
@@ -470,7 +470,7 @@ def read_rows(
     """
     flat = [target[name].flatten()[part] for target in targets]
     empty = torch.zeros(part.stop - part.start, 0, dtype=torch.float64)
-    values = torch.stack(flat, dim=1) if flat else empty
+    values = torch.stack(flat).mT if flat else empty
     for strength, known in bound.known if flat else ():
         if name in known.active:
             values = values - strength * known.rows(name, part).to(values)
@@ -495,28 +495,15 @@ def count_left_out(bound: BoundCandidates, name: str, kinks: Tensor | None) -> i
 def read_block(
     bound: BoundCandidates, name: str, part: slice, active: list[int], targets: Sequence[Params]
 ) -> tuple[Tensor, int]:
-    """[design | targets] of a layer on a slice, and how many rows were left out at kinks."""
-    matrix, kinks = _read_matrix(bound, name, part, active, targets)
-    left_out = count_left_out(bound, name, kinks)
-    return matrix if kinks is None else matrix[~kinks], left_out
+    """[design | targets] of a layer on a slice, and how many of its rows are in no equation.
 
-
-def _aligned_rows(
-    bound: BoundCandidates, name: str, part: slice, active: list[int], targets: Sequence[Params]
-) -> Tensor:
-    """[design | targets] of a layer on a slice, with zeros for rows at kinks."""
-    matrix, kinks = _read_matrix(bound, name, part, active, targets)
-    if kinks is not None:
-        matrix[kinks] = 0
-    return matrix
-
-
-def _read_matrix(
-    bound: BoundCandidates, name: str, part: slice, active: list[int], targets: Sequence[Params]
-) -> tuple[Tensor, Tensor | None]:
-    """[design | targets] of a layer on a slice, and the mask of kinks."""
+    Rows at kinks, which are in none, are zero. Columns lie one after the other in memory.
+    """
     design, values, kinks = read_rows(bound, name, part, targets)
-    matrix = torch.cat([values.new_zeros(len(values), len(active)), values], dim=1)
-    columns = bound.columns.active.get(name, ())
-    matrix[:, [active.index(column) for column in columns]] = design
-    return matrix, None if kinks is None else kinks.to(matrix.device)
+    matrix = values.new_zeros(len(active) + len(targets), len(values)).mT
+    for place, column in enumerate(bound.columns.active.get(name, ())):
+        matrix[:, active.index(column)] = design[:, place]
+    matrix[:, len(active) :] = values
+    if kinks is not None:
+        matrix.masked_fill_(kinks.to(matrix.device)[:, None], 0.0)
+    return matrix, count_left_out(bound, name, kinks)
