@@ -1,8 +1,10 @@
 """From gradients to blocks: rows of [design | targets] are read in slices and factorised."""
 
+import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -24,6 +26,11 @@ from tacit.regularizers.family import (
 
 CHUNK = 2**21
 """Largest number of entries of [design | targets] in memory at once (16 MiB)."""
+DIRECT = 2**16
+"""Rows of a layer up to which they are factorised directly, by QR."""
+ONCE, TWICE = 1e3, 1e12
+"""Largest condition numbers of inner products of unit columns for which these suffice, and for
+which a second reading in their basis does. Beyond, rows are factorised by QR."""
 KNOT_POINTS = 9
 """The knots of splines are set at the weights of at most so many points of a trajectory."""
 
@@ -274,14 +281,16 @@ def write_blocks(
         active = sorted({c for name in names for c in bound.columns.active.get(name, ())})
         width = len(active) + len(targets)
         scatter = ScatterSum(bound, names, width)
-        factor, row_count, left_out = torch.zeros(0, width, dtype=torch.float64), 0, 0
-        for name in names:
-            for part in bound.slices(name, width):
-                matrix, at_kinks = read_block(bound, name, part, active, targets)
-                factor = triangular_factor(torch.cat([factor.to(matrix), matrix]))
-                scatter.add(name, part, matrix)
-                count = part.stop - part.start
-                row_count, left_out = row_count + count - at_kinks, left_out + at_kinks
+        parts = [(name, part) for name in names for part in bound.slices(name, width)]
+        rows, row_count, left_out = FactorSum(width), 0, 0
+        for name, part in parts:
+            matrix, at_kinks = read_block(bound, name, part, active, targets)
+            rows.add(matrix)
+            scatter.add(name, part, matrix)
+            count = part.stop - part.start
+            row_count, left_out = row_count + count - at_kinks, left_out + at_kinks
+        read = partial(_slices_of, bound, parts, active, targets)
+        factor = rows.factor(read)
         if not torch.isfinite(factor).all():
             raise InputError(
                 f"the equations of layer {layer} overflow: a regularizer's gradient or a target "
@@ -291,6 +300,75 @@ def write_blocks(
         block = Block(layer, tuple(active), factor.cpu(), row_count, left_out, floor)
         blocks.append(scatter.attach(block))
     return blocks
+
+
+def _slices_of(
+    bound: BoundCandidates,
+    parts: Sequence[tuple[str, slice]],
+    active: list[int],
+    targets: Sequence[Params],
+) -> Iterator[Tensor]:
+    """Rows [design | targets] of these parts of tensors, without those at kinks."""
+    return (read_block(bound, name, part, active, targets)[0] for name, part in parts)
+
+
+class FactorSum:
+    """The triangular factor of rows that come in slices, in time for reading them once or twice.
+
+    Few rows are factorised by QR. Of many, inner products G are summed, and the factor is that of
+    Cholesky. It has the square of the rows' condition number, so that rows of larger condition are
+    read again in the basis of the first factor R, where they are nearly orthonormal: the factor of
+    their inner products times R is as accurate as QR (CholeskyQR2, Yamamoto et al. 2015). Rows that
+    are too ill-conditioned for the first factor are read again for QR, slice by slice.
+    """
+
+    def __init__(self, width: int) -> None:
+        self.few = torch.zeros(0, width, dtype=torch.float64)
+        self.products: Tensor | None = None
+
+    def add(self, matrix: Tensor) -> None:
+        """Add a slice of rows."""
+        if self.products is None and len(self.few) + len(matrix) <= DIRECT:
+            self.few = torch.cat([self.few.to(matrix), matrix])
+            return
+        if self.products is None:
+            self.products = self.few.to(matrix).T @ self.few.to(matrix)
+        self.products += matrix.T @ matrix
+
+    def factor(self, read: Callable[[], Iterable[Tensor]]) -> Tensor:
+        """The factor of all rows; `read` returns the same slices again, if they are needed."""
+        if self.products is None:
+            return triangular_factor(self.few)
+        first, condition = _cholesky(self.products)
+        if condition <= ONCE:
+            return first
+        if condition <= TWICE:
+            products = torch.zeros_like(self.products)
+            for matrix in read():
+                basis = torch.linalg.solve_triangular(first, matrix, upper=True, left=False)
+                products += basis.T @ basis
+            second, condition = _cholesky(products)
+            if condition <= ONCE:
+                return second @ first
+        factor = self.products[:0]
+        for matrix in read():
+            factor = triangular_factor(torch.cat([factor, matrix]))
+        return factor
+
+
+def _cholesky(products: Tensor) -> tuple[Tensor, float]:
+    """The upper factor of inner products, and their condition number for columns of unit norm.
+
+    The condition number is infinite where there is no factor.
+    """
+    norms = products.diagonal().sqrt()
+    scaled = products / norms / norms[:, None]
+    if not torch.isfinite(scaled).all():  # columns of zeros, or overflow
+        return products, math.inf
+    factor, failed = torch.linalg.cholesky_ex(scaled, upper=True)
+    eigenvalues = torch.linalg.eigvalsh(scaled)
+    condition = float(eigenvalues[-1] / eigenvalues[0])
+    return factor * norms, condition if condition > 0 and not failed else math.inf
 
 
 class ScatterSum:
@@ -316,7 +394,7 @@ class ScatterSum:
         if name in bound.weights:
             D = D * bound.weight_of(name, part).to(D)
         if (kinks := kinks_on(bound, name, part)) is not None:
-            D = D[~kinks.to(D.device)]
+            D = D.masked_fill(kinks.to(D.device)[:, None], 0.0)
         rows = torch.cat([matrix, D], dim=1)
         self.products += (weight**2 * rows.T @ D).cpu()
 
@@ -360,7 +438,7 @@ def write_means(
         factor = torch.zeros(0, width, dtype=torch.float64)
         for name in members:
             for part in slices(first.params[name], width):
-                total = sum(_aligned_rows(b, name, part, active, t) for b, t in points)
+                total = sum(read_block(b, name, part, active, t)[0] for b, t in points)
                 total = total / len(points) ** 0.5
                 factor = triangular_factor(torch.cat([factor.to(total), total]))
                 rows += len(total)
@@ -392,7 +470,7 @@ def read_rows(
     """
     flat = [target[name].flatten()[part] for target in targets]
     empty = torch.zeros(part.stop - part.start, 0, dtype=torch.float64)
-    values = torch.stack(flat, dim=1) if flat else empty
+    values = torch.stack(flat).mT if flat else empty
     for strength, known in bound.known if flat else ():
         if name in known.active:
             values = values - strength * known.rows(name, part).to(values)
@@ -417,28 +495,15 @@ def count_left_out(bound: BoundCandidates, name: str, kinks: Tensor | None) -> i
 def read_block(
     bound: BoundCandidates, name: str, part: slice, active: list[int], targets: Sequence[Params]
 ) -> tuple[Tensor, int]:
-    """[design | targets] of a layer on a slice, and how many rows were left out at kinks."""
-    matrix, kinks = _read_matrix(bound, name, part, active, targets)
-    left_out = count_left_out(bound, name, kinks)
-    return matrix if kinks is None else matrix[~kinks], left_out
+    """[design | targets] of a layer on a slice, and how many of its rows are in no equation.
 
-
-def _aligned_rows(
-    bound: BoundCandidates, name: str, part: slice, active: list[int], targets: Sequence[Params]
-) -> Tensor:
-    """[design | targets] of a layer on a slice, with zeros for rows at kinks."""
-    matrix, kinks = _read_matrix(bound, name, part, active, targets)
-    if kinks is not None:
-        matrix[kinks] = 0
-    return matrix
-
-
-def _read_matrix(
-    bound: BoundCandidates, name: str, part: slice, active: list[int], targets: Sequence[Params]
-) -> tuple[Tensor, Tensor | None]:
-    """[design | targets] of a layer on a slice, and the mask of kinks."""
+    Rows at kinks, which are in none, are zero. Columns lie one after the other in memory.
+    """
     design, values, kinks = read_rows(bound, name, part, targets)
-    matrix = torch.cat([values.new_zeros(len(values), len(active)), values], dim=1)
-    columns = bound.columns.active.get(name, ())
-    matrix[:, [active.index(column) for column in columns]] = design
-    return matrix, None if kinks is None else kinks.to(matrix.device)
+    matrix = values.new_zeros(len(active) + len(targets), len(values)).mT
+    for place, column in enumerate(bound.columns.active.get(name, ())):
+        matrix[:, active.index(column)] = design[:, place]
+    matrix[:, len(active) :] = values
+    if kinks is not None:
+        matrix.masked_fill_(kinks.to(matrix.device)[:, None], 0.0)
+    return matrix, count_left_out(bound, name, kinks)

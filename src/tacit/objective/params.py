@@ -198,10 +198,9 @@ def norm(tensors: Mapping[str, Tensor]) -> float:
 
 
 def square_norm(tensor: Tensor) -> float:
-    """Sum of squares, accumulated in float64 in slices."""
-    return sum(
-        float(to_float64(part).square().sum()) for part in tensor.detach().flatten().split(2**20)
-    )
+    """Sum of squares, accumulated in float64 in slices, and read from the device once."""
+    parts = tensor.detach().flatten().split(2**20)
+    return float(torch.stack([to_float64(part).square().sum() for part in parts]).sum())
 
 
 def coarsest_dtype(*tensors: Tensor) -> torch.dtype:
@@ -216,11 +215,13 @@ def coarsest_dtype(*tensors: Tensor) -> torch.dtype:
 def perturb_last_digit(params: Params, eps: float | None = None) -> Params:
     """Every entry moved up or down at random by one epsilon, of the coarsest dtype in use."""
     eps = torch.finfo(coarsest_dtype(*params.values())).eps if eps is None else eps
-    generator = torch.Generator().manual_seed(0)
+    devices = {p.device for p in params.values()}
+    generators = {device: torch.Generator(device).manual_seed(0) for device in devices}
     perturbed = {}
     for name, p in params.items():
-        up = torch.randint(0, 2, (p.numel(),), generator=generator, dtype=torch.int8).view(p.shape)
-        perturbed[name] = p * (1 + (2 * up.to(p.device, p.dtype) - 1) * eps)
+        options = {"generator": generators[p.device], "device": p.device, "dtype": torch.int8}
+        up = torch.randint(0, 2, (p.numel(),), **options).view(p.shape)
+        perturbed[name] = p * (1 + (2 * up.to(p.dtype) - 1) * eps)
     return same_buffers(perturbed, params)
 
 

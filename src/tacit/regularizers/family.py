@@ -244,8 +244,8 @@ def join_columns(families: Sequence[Columns]) -> Columns:
         )
 
     def rows(tensor_name: str, part: slice) -> Tensor:
-        blocks = [f.rows(tensor_name, part) for f in families if tensor_name in f.active]
-        return torch.cat(blocks, dim=1)
+        blocks = [f.rows(tensor_name, part).mT for f in families if tensor_name in f.active]
+        return torch.cat(blocks).mT  # columns lie one after the other in memory
 
     def kinks(tensor_name: str, part: slice) -> Tensor | None:
         masks = [f.kinks(tensor_name, part) for f in families if tensor_name in f.active]
