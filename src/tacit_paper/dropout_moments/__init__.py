@@ -19,7 +19,9 @@ It explains least at five hidden layers and q = 0.5. There the noise that reache
 large as the outputs themselves: gains multiply from layer to layer, hidden units are far from any
 distribution with three moments, and terms beyond the third cumulants are no longer small.
 
-Retraining. Same initial weights, same batches, same number of epochs, no dropout. Moments have
+Retraining. Same initial weights, same batches, same number of epochs, no dropout; stars are
+networks with dropout through other batches and masks, which no penalty can be closer than. Networks
+that diverge, as second order makes at q = 0.5, are left out. Moments have
 coefficient 1 and second order q/(1−q) or its estimate at the best weights; both are computed on a
 part of each minibatch, which leaves their mean unchanged. Ridge has its exact or published strength
 at the last weights. Shown is KL(dropout network ‖ retrained network) on the test images at the last
