@@ -3,7 +3,8 @@
 What dropout itself adds to the gradient: ridge explains none of it, the second-order penalty
 only small rates, and `dropout_moments` most of it. (A) The paper's networks. (B) Networks with
 dropout after every hidden layer. (C) Networks trained with a penalty in place of dropout: how far
-their predictions are from those of the dropout network. Bars: 95 % intervals over seeds.
+their predictions are from those of the dropout network. Bars: 95 % intervals over seeds; of two
+seeds (dashed), their range.
 
 What dropout adds is the expected gradient with masks minus the gradient without them, at the
 weights of the best validation loss. It is measured over the first training images, because a column
@@ -28,9 +29,8 @@ at the last weights. Shown is KL(dropout network ‖ retrained network) on the t
 weights. These networks learn from fewer images than the paper's.
 
 At depth 1, which the paper mentions, no dropout layer acts, because dropout follows every hidden
-layer but the last; rows of the unit `1 layer` show it. In the details figure, networks of the
-paper's setting differ in their number of seeds; single ones have no bars. Costs are those of one
-network on the device of the rows. The quick preset is a smoke test on small images.
+layer but the last; rows of the unit `1 layer` show it. In the details figure, costs are those of
+one network on the device of the rows. The quick preset is a smoke test on small images.
 """
 
 from functools import partial

@@ -73,6 +73,8 @@ def _plot_rest(figure: Any, rows: Table) -> None:
     gained = 100 * (retrained.test_accuracy - retrained.dropout_accuracy)
     plot_arms(ax, retrained.assign(gained=gained), "gained")
     ax.axhline(0, color="black", lw=0.6)
+    ax.set_yscale("symlog", linthresh=1)  # linear between −1 and 1
+    ax.yaxis.set_major_formatter("{x:g}")
     ax.set_ylabel("accuracy minus the dropout\nnetwork's, percentage points")
     ax.set_title("C  test accuracy of retrained networks", loc="left")
     legend_below(left, ax, 3)

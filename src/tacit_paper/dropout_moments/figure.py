@@ -38,17 +38,23 @@ def _plot_paper(figure: Any, rows: Table) -> None:
     for (depth, width), line in zip(shapes, LINES, strict=False):
         networks = select(rows, depth=depth, width=width)
         for name, (colour, marker, label) in FAMILIES.items():
-            rates, means, errors = means_and_intervals(networks, f"{name}_explained")
-            ax.errorbar(
-                rates, means, errors, fmt=marker + line, color=colour, ms=4.5, lw=1.3,
-                elinewidth=0.9, label=label if line == LINES[0] else None,
-            )  # fmt: skip
+            groups = {q: g.tolist() for q, g in networks.groupby("rate")[f"{name}_explained"]}
+            means = [sum(values) / len(values) for values in groups.values()]
+            first = label if line == LINES[0] else None
+            ax.plot(list(groups), means, marker + line, color=colour, ms=4.5, lw=1.3, label=first)
+            for rate, values in groups.items():
+                ax.vlines(rate, *_bar(values), color=colour, lw=0.9)
     styles = zip(shapes, ("solid", "dashed", "dotted"), strict=False)
     ax.set_title(", ".join(f"{depth}×{width} {style}" for (depth, width), style in styles))
     ax.set(xlabel="dropout rate q", ylabel="explained fraction", ylim=(-0.08, 1.08))
     ax.axhline(0, color="black", lw=0.6)
     figure.suptitle("A  the paper's networks", x=0.02, ha="left", fontsize=10)
     legend_below(figure, ax, 2)
+
+
+def _bar(values: list[float]) -> tuple[float, float]:
+    """The 95 % interval of the mean; of one or two values, their range."""
+    return plots.interval(values) if len(values) > 2 else (min(values), max(values))
 
 
 def _most_seeds(rows: Table) -> tuple[int, int]:
@@ -74,8 +80,7 @@ def plot_by_network(ax: Any, rows: Table, columns: dict[str, tuple[str, str, str
         shift = 0.16 * (place - (len(columns) - 1) / 2)
         for number, network in enumerate(networks):
             values = select(rows, network=network)[column].tolist()
-            low, high = plots.interval(values)
-            ax.vlines(number + shift, low, high, color=colour, lw=1)
+            ax.vlines(number + shift, *_bar(values), color=colour, lw=1)
             mean, first = sum(values) / len(values), label if number == 0 else None
             ax.plot(number + shift, mean, marker, color=colour, ms=5, label=first)
     ax.set_xticks(range(len(networks)), networks, fontsize=7.5)
