@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from tacit.equations.equations import Block, Equations, triangular_factor
+from tacit.equations.equations import Block, Equations
+from tacit.equations.factors import triangular_factor
 from tacit.equations.rows import BoundCandidates, Candidates, ScatterSum, read_block
 from tacit.objective.params import Params, norm
 from tacit.regularizers.elementwise import l1, l2, smooth_l1

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, get_args
 import torch
 from torch import Tensor
 
+from tacit.equations.factors import triangular_factor
 from tacit.equations.files import EQUATIONS, read_file, write_file
 from tacit.equations.noise import (
     Scatter,
@@ -429,19 +430,6 @@ def _stack_alternatives(
             blocks.append(replace(block, source=block.source + sources))
         sources += len(part.sources)
     return tuple(others), tuple(blocks)
-
-
-def triangular_factor(rows: Tensor) -> Tensor:
-    """R of a QR factorisation: the same inner products in at most as many rows as columns."""
-    return torch.linalg.qr(rows, mode="r").R if rows.shape[0] > 1 else rows
-
-
-def running_factors(parts: Sequence[Tensor]) -> list[Tensor]:
-    """For each part [design | targets], the factor of all parts before it."""
-    factors = [parts[0][:0]]
-    for part in parts[:-1]:
-        factors.append(triangular_factor(torch.cat([factors[-1], part])))
-    return factors
 
 
 def _widen(columns: tuple[int, ...], factor: Tensor, width: int) -> Tensor:

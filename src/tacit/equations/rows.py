@@ -1,6 +1,5 @@
 """From gradients to blocks: rows of [design | targets] are read in slices and factorised."""
 
-import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -9,7 +8,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from tacit.equations.equations import Block, triangular_factor
+from tacit.equations.equations import Block
+from tacit.equations.factors import FactorSum, triangular_factor
 from tacit.equations.sources import Family
 from tacit.errors import InputError, check_number, check_type
 from tacit.objective.objective import Objective
@@ -26,11 +26,6 @@ from tacit.regularizers.family import (
 
 CHUNK = 2**21
 """Largest number of entries of [design | targets] in memory at once (16 MiB)."""
-DIRECT = 2**16
-"""Rows of a layer up to which they are factorised directly, by QR."""
-ONCE, TWICE = 1e3, 1e12
-"""Largest condition numbers of inner products of unit columns for which these suffice, and for
-which a second reading in their basis does. Beyond, rows are factorised by QR."""
 KNOT_POINTS = 9
 """The knots of splines are set at the weights of at most so many points of a trajectory."""
 
@@ -310,65 +305,6 @@ def _slices_of(
 ) -> Iterator[Tensor]:
     """Rows [design | targets] of these parts of tensors, without those at kinks."""
     return (read_block(bound, name, part, active, targets)[0] for name, part in parts)
-
-
-class FactorSum:
-    """The triangular factor of rows that come in slices, in time for reading them once or twice.
-
-    Few rows are factorised by QR. Of many, inner products G are summed, and the factor is that of
-    Cholesky. It has the square of the rows' condition number, so that rows of larger condition are
-    read again in the basis of the first factor R, where they are nearly orthonormal: the factor of
-    their inner products times R is as accurate as QR (CholeskyQR2, Yamamoto et al. 2015). Rows that
-    are too ill-conditioned for the first factor are read again for QR, slice by slice.
-    """
-
-    def __init__(self, width: int) -> None:
-        self.few = torch.zeros(0, width, dtype=torch.float64)
-        self.products: Tensor | None = None
-
-    def add(self, matrix: Tensor) -> None:
-        """Add a slice of rows."""
-        if self.products is None and len(self.few) + len(matrix) <= DIRECT:
-            self.few = torch.cat([self.few.to(matrix), matrix])
-            return
-        if self.products is None:
-            self.products = self.few.to(matrix).T @ self.few.to(matrix)
-        self.products += matrix.T @ matrix
-
-    def factor(self, read: Callable[[], Iterable[Tensor]]) -> Tensor:
-        """The factor of all rows; `read` returns the same slices again, if they are needed."""
-        if self.products is None:
-            return triangular_factor(self.few)
-        first, condition = _cholesky(self.products)
-        if condition <= ONCE:
-            return first
-        if condition <= TWICE:
-            products = torch.zeros_like(self.products)
-            for matrix in read():
-                basis = torch.linalg.solve_triangular(first, matrix, upper=True, left=False)
-                products += basis.T @ basis
-            second, condition = _cholesky(products)
-            if condition <= ONCE:
-                return second @ first
-        factor = self.products[:0]
-        for matrix in read():
-            factor = triangular_factor(torch.cat([factor, matrix]))
-        return factor
-
-
-def _cholesky(products: Tensor) -> tuple[Tensor, float]:
-    """The upper factor of inner products, and their condition number for columns of unit norm.
-
-    The condition number is infinite where there is no factor.
-    """
-    norms = products.diagonal().sqrt()
-    scaled = products / norms / norms[:, None]
-    if not torch.isfinite(scaled).all():  # columns of zeros, or overflow
-        return products, math.inf
-    factor, failed = torch.linalg.cholesky_ex(scaled, upper=True)
-    eigenvalues = torch.linalg.eigvalsh(scaled)
-    condition = float(eigenvalues[-1] / eigenvalues[0])
-    return factor * norms, condition if condition > 0 and not failed else math.inf
 
 
 class ScatterSum:

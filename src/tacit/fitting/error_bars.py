@@ -13,7 +13,8 @@ from typing import Literal, TypeVar
 import torch
 from torch import Tensor
 
-from tacit.equations.equations import Equations, running_factors, triangular_factor
+from tacit.equations.equations import Equations
+from tacit.equations.factors import running_factors, triangular_factor
 from tacit.equations.noise import NoiseByBlock
 from tacit.errors import InputError
 from tacit.fitting.column_noise import (

@@ -6,7 +6,8 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from tacit.equations.equations import stack, triangular_factor
+from tacit.equations.equations import stack
+from tacit.equations.factors import triangular_factor
 from tacit.fitting.fits import fit
 from tacit.fitting.solving import System
 from tacit.regularizers import symmetric

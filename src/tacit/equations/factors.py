@@ -1,0 +1,85 @@
+"""Triangular factors of rows [design | targets]: the same inner products in a few numbers."""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+DIRECT = 2**16
+"""Rows of a layer up to which they are factorised directly, by QR."""
+ONCE, TWICE = 1e3, 1e12
+"""Largest condition numbers of inner products of unit columns for which these suffice, and for
+which a second reading in their basis does. Beyond, rows are factorised by QR."""
+
+
+def triangular_factor(rows: Tensor) -> Tensor:
+    """R of a QR factorisation: the same inner products in at most as many rows as columns."""
+    return torch.linalg.qr(rows, mode="r").R if rows.shape[0] > 1 else rows
+
+
+def running_factors(parts: Sequence[Tensor]) -> list[Tensor]:
+    """For each part [design | targets], the factor of all parts before it."""
+    factors = [parts[0][:0]]
+    for part in parts[:-1]:
+        factors.append(triangular_factor(torch.cat([factors[-1], part])))
+    return factors
+
+
+class FactorSum:
+    """The triangular factor of rows that come in slices, in time for reading them once or twice.
+
+    Few rows are factorised by QR. Of many, inner products G are summed, and the factor is that of
+    Cholesky. It has the square of the rows' condition number, so that rows of larger condition are
+    read again in the basis of the first factor R, where they are nearly orthonormal: the factor of
+    their inner products times R is as accurate as QR (CholeskyQR2, Yamamoto et al. 2015). Rows that
+    are too ill-conditioned for the first factor are read again for QR, slice by slice.
+    """
+
+    def __init__(self, width: int) -> None:
+        self.few = torch.zeros(0, width, dtype=torch.float64)
+        self.products: Tensor | None = None
+
+    def add(self, matrix: Tensor) -> None:
+        """Add a slice of rows."""
+        if self.products is None and len(self.few) + len(matrix) <= DIRECT:
+            self.few = torch.cat([self.few.to(matrix), matrix])
+            return
+        if self.products is None:
+            self.products = self.few.to(matrix).T @ self.few.to(matrix)
+        self.products += matrix.T @ matrix
+
+    def factor(self, read: Callable[[], Iterable[Tensor]]) -> Tensor:
+        """The factor of all rows; `read` returns the same slices again, if they are needed."""
+        if self.products is None:
+            return triangular_factor(self.few)
+        first, condition = _cholesky(self.products)
+        if condition <= ONCE:
+            return first
+        if condition <= TWICE:
+            products = torch.zeros_like(self.products)
+            for matrix in read():
+                basis = torch.linalg.solve_triangular(first, matrix, upper=True, left=False)
+                products += basis.T @ basis
+            second, condition = _cholesky(products)
+            if condition <= ONCE:
+                return second @ first
+        factor = self.products[:0]
+        for matrix in read():
+            factor = triangular_factor(torch.cat([factor, matrix]))
+        return factor
+
+
+def _cholesky(products: Tensor) -> tuple[Tensor, float]:
+    """The upper factor of inner products, and their condition number for columns of unit norm.
+
+    The condition number is infinite where there is no factor.
+    """
+    norms = products.diagonal().sqrt()
+    scaled = products / norms / norms[:, None]
+    if not torch.isfinite(scaled).all():  # columns of zeros, or overflow
+        return products, math.inf
+    factor, failed = torch.linalg.cholesky_ex(scaled, upper=True)
+    eigenvalues = torch.linalg.eigvalsh(scaled)
+    condition = float(eigenvalues[-1] / eigenvalues[0])
+    return factor * norms, condition if condition > 0 and not failed else math.inf
