@@ -8,7 +8,7 @@ from torch import Tensor
 
 DIRECT = 2**16
 """Rows of a layer up to which they are factorised directly, by QR."""
-ONCE, TWICE = 1e3, 1e12
+ONCE, TWICE = 1e4, 1e12
 """Largest condition numbers of inner products of unit columns for which these suffice, and for
 which a second reading in their basis does. Beyond, rows are factorised by QR."""
 
@@ -33,26 +33,33 @@ class FactorSum:
     Cholesky. It has the square of the rows' condition number, so that rows of larger condition are
     read again in the basis of the first factor R, where they are nearly orthonormal: the factor of
     their inner products times R is as accurate as QR (CholeskyQR2, Yamamoto et al. 2015). Rows that
-    are too ill-conditioned for the first factor are read again for QR, slice by slice.
+    are too ill-conditioned for the first factor are factorised by QR, slice by slice; where the
+    first slices show it already, no row is read again.
     """
 
     def __init__(self, width: int) -> None:
-        self.few = torch.zeros(0, width, dtype=torch.float64)
+        self.rows = torch.zeros(0, width, dtype=torch.float64)
+        """Few rows; of many, the factor by QR, where it is used."""
         self.products: Tensor | None = None
+        self.by_qr = False
 
     def add(self, matrix: Tensor) -> None:
         """Add a slice of rows."""
-        if self.products is None and len(self.few) + len(matrix) <= DIRECT:
-            self.few = torch.cat([self.few.to(matrix), matrix])
+        if self.products is not None:
+            self.products += matrix.T @ matrix
             return
-        if self.products is None:
-            self.products = self.few.to(matrix).T @ self.few.to(matrix)
-        self.products += matrix.T @ matrix
+        self.rows = torch.cat([self.rows.to(matrix), matrix])
+        if not self.by_qr and len(self.rows) > DIRECT:
+            products = self.rows.T @ self.rows
+            self.by_qr = _cholesky(products)[1] > TWICE
+            self.products = None if self.by_qr else products
+        if self.by_qr:
+            self.rows = triangular_factor(self.rows)
 
     def factor(self, read: Callable[[], Iterable[Tensor]]) -> Tensor:
         """The factor of all rows; `read` returns the same slices again, if they are needed."""
         if self.products is None:
-            return triangular_factor(self.few)
+            return triangular_factor(self.rows)
         first, condition = _cholesky(self.products)
         if condition <= ONCE:
             return first
