@@ -52,6 +52,7 @@ class Config:
         Networks(3, 128, (0.1, 0.3, 0.5), seeds=2),
         Networks(3, 256, (0.1, 0.3, 0.5), seeds=5),
         Networks(5, 128, (0.1, 0.3, 0.5), seeds=2),
+        Networks(5, 256, (0.5,), seeds=1),
     )
     """The paper's networks, with dropout after every hidden layer but the last."""
     every_layer: EveryLayer = field(default_factory=EveryLayer)
