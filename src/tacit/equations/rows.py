@@ -303,7 +303,7 @@ def _slices_of(
     active: list[int],
     targets: Sequence[Params],
 ) -> Iterator[Tensor]:
-    """Rows [design | targets] of these parts of tensors, without those at kinks."""
+    """Rows [design | targets] of these parts of tensors, with zeros at kinks."""
     return (read_block(bound, name, part, active, targets)[0] for name, part in parts)
 
 
