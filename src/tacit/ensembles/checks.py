@@ -10,7 +10,7 @@ from tacit.ensembles.data import MemberData, assign_data
 from tacit.ensembles.members import Ensemble
 from tacit.errors import InputError, check_type
 from tacit.objective import derivatives
-from tacit.objective.checks import MAX_ROWS, check_parts
+from tacit.objective.checks import MAX_ROWS, Derive, check_parts
 from tacit.objective.losses import BatchMean, Loss, broadcasts_refused
 from tacit.objective.params import Params
 from tacit.objective.survey import rows_of_values
@@ -91,20 +91,21 @@ def check_member_loss(ensemble: Ensemble, loss: Loss, data: MemberData) -> None:
     params = {n: p[:1].detach() for n, p in ensemble.params.items()}
 
     def evaluate(
-        params: Params, batch: tuple[Tensor, Tensor], differentiate: bool = False
-    ) -> tuple[BatchMean, Sequence[Tensor | None]]:
+        params: Params, batch: tuple[Tensor, Tensor], derive: Derive | None = None
+    ) -> BatchMean:
         inputs, targets = batch
         leaves = derivatives.leaves(params)
         outputs = ensemble.forward(leaves, inputs[None], None)[0]
         with broadcasts_refused():
             mean = loss(outputs, targets)
-        gradient = derivatives.gradient(mean, leaves) if differentiate else ()
-        return BatchMean(mean, len(targets), len(targets)), gradient
+        if derive is not None:
+            derive(BatchMean(mean, len(targets), len(targets)), leaves)
+        return BatchMean(mean.detach(), len(targets), len(targets))
 
     batch = (inputs[0], targets[0])
     with torch.enable_grad():
         try:
-            value = evaluate(params, batch)[0].mean
+            value = evaluate(params, batch).mean
         except (RuntimeError, TypeError, ValueError, IndexError) as error:
             raise InputError(
                 f"model and loss fail on inputs of shape {tuple(inputs.shape[1:])} "

@@ -36,7 +36,7 @@ from tacit.objective.params import (
     norm,
     same_buffers,
     shorten,
-    square_norm,
+    square_norms,
     to_float64,
 )
 from tacit.regularizers.family import Regularizer
@@ -271,7 +271,8 @@ class _Steps:
         eps = torch.finfo(coarsest_dtype(*params.values(), *floats)).eps
         weights = _check_weights(self.step_weights, number, params)
         rounding = in_metric(in_metric(params, metric), weights)
-        floors = {n: eps * math.sqrt(square_norm(p)) / time for n, p in rounding.items()}
+        squares = square_norms(rounding)
+        floors = {n: eps * math.sqrt(square) / time for n, square in squares.items()}
         force = in_metric(expected, metric)
         # A young mean of squares changes what is added to Adam's flow; a young buffer, the flow.
         settling = vectors[0] if callable(self.metric) else {n: f / time for n, f in force.items()}

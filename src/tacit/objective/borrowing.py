@@ -33,19 +33,24 @@ vocabulary or a log is not looked through."""
 
 
 def call_with_params(
-    model: nn.Module, params: Params, function: Callable[[nn.Module], Value]
+    model: nn.Module,
+    params: Params,
+    function: Callable[[nn.Module], Value],
+    attributes: "Attributes | None" = None,
 ) -> Value:
     """The value of function(model) with other parameters, and with copies of the buffers.
 
     Trap: take derivatives inside the function too. Activation checkpointing runs the model a
     second time during backward, and that run must see the same parameters.
     """
-    with swapped(model, params):
+    with swapped(model, params, attributes):
         return function(model)
 
 
 @contextmanager
-def swapped(model: nn.Module, params: Params) -> Iterator[None]:
+def swapped(
+    model: nn.Module, params: Params, attributes: "Attributes | None" = None
+) -> Iterator[None]:
     """Swap in other parameters, and copies of the buffers: the model's, or those of a `Point`.
 
     A tensor is found by its identity, wherever modules hold it: under several names, in shared
@@ -55,17 +60,15 @@ def swapped(model: nn.Module, params: Params) -> Iterator[None]:
 
     `torch.func.functional_call` swaps a shared module twice, once for each name, and then restores
     the first swap in place of the parameter.
+
+    The attributes are those of the model as it is now, where they are known already.
     """
-    parameters, buffers = named_parameters(model), named_buffers(model)
-    given = params.buffers if isinstance(params, Point) else {}
+    attributes = Attributes(model) if attributes is None else attributes
+    parameters, given = attributes.parameters, params.buffers if isinstance(params, Point) else {}
     replacements = {id(parameters[n]): tensor for n, tensor in params.items()}
-    replacements |= {id(b): given.get(n, b).clone() for n, b in buffers.items()}
-    for module in model.modules():  # counters and the like, which forward may change in place
-        plain = [t for t in vars(module).values() if type(t) is Tensor and not t.requires_grad]
-        small = [t for t in plain if t.numel() <= LONG and id(t) not in replacements]
-        replacements |= {id(t): t.clone() for t in small}
+    replacements |= {id(b): given.get(n, b).clone() for n, b in attributes.buffers.items()}
+    replacements |= {id(t): t.clone() for t in attributes.tensors if id(t) not in replacements}
     with ExitStack() as stack:
-        attributes = _Attributes(model)
         stack.callback(attributes.restore)
         stack.enter_context(_without_cached_parametrizations())
         if "torch._dynamo" in sys.modules:
@@ -73,7 +76,7 @@ def swapped(model: nn.Module, params: Params) -> Iterator[None]:
         for name, tensor in params.items():
             for hook in _gradient_hooks(parameters[name], tensor):
                 stack.callback(tensor.register_hook(hook).remove)
-        for container, before in attributes.contents:
+        for container, before in attributes.with_tensors:
             _replace(container, before, replacements)
         yield
 
@@ -95,19 +98,18 @@ def _gradient_hooks(parameter: nn.Parameter, replacement: Tensor) -> list[Callab
 
 def _replace(container: Any, before: Any, replacements: dict[int, Tensor]) -> None:
     """Replace the entries of a list or dictionary that are one of these objects, by their id."""
-    values = before if isinstance(before, list) else before.values()
-    if not replacements.keys().isdisjoint(map(id, values)):
-        for key, value in enumerate(before) if isinstance(before, list) else before.items():
-            if id(value) in replacements:
-                container[key] = replacements[id(value)]
+    for key, value in enumerate(before) if isinstance(before, list) else before.items():
+        if id(value) in replacements:
+            container[key] = replacements[id(value)]
     if "require_backward_grad_sync" in before:  # attributes of DistributedDataParallel
         container |= {"require_backward_grad_sync": False, "require_forward_param_sync": False}
 
 
-class _Attributes:
+class Attributes:
     """The attributes of all modules, and the contents of lists and dictionaries inside of them."""
 
     def __init__(self, model: nn.Module):
+        self.parameters, self.buffers = named_parameters(model), named_buffers(model)
         self.contents: list[tuple[Any, Any]] = []
         """Containers with a copy of what they hold."""
         self._sizes: list[tuple[Any, int]] = []
@@ -116,6 +118,15 @@ class _Attributes:
         for module in model.modules():
             self.contents.append((vars(module), vars(module).copy()))
             self._add(vars(module).values(), seen)
+        plain = [t for m in model.modules() for t in vars(m).values() if type(t) is Tensor]
+        self.tensors = [t for t in plain if not t.requires_grad and t.numel() <= LONG]
+        """Counters and the like, which forward may change in place."""
+        self.with_tensors = [
+            (container, before)
+            for container, before in self.contents
+            if _holds_tensors(before) or "require_backward_grad_sync" in before
+        ]
+        """The containers whose entries may be swapped."""
 
     def _add(self, values: Iterable[Any], seen: set[int]) -> None:
         """Add the containers among these values, and those inside of them, each once."""
@@ -141,6 +152,11 @@ class _Attributes:
                 container[:] = before
             else:
                 _restore(container, before)
+
+
+def _holds_tensors(container: Any) -> bool:
+    values = container if isinstance(container, list) else container.values()
+    return any(isinstance(value, Tensor) for value in values)
 
 
 def _restore(container: dict[Any, Any], before: dict[Any, Any]) -> None:
@@ -255,7 +271,7 @@ def restored(model: nn.Module) -> Iterator[Callable[[], None]]:
     tensors = [*parameters, *model.buffers()]
     values = [t.detach().clone() for t in tensors]
     gradients = [(p.grad, None if p.grad is None else p.grad.clone()) for p in parameters]
-    attributes = _Attributes(model)
+    attributes = Attributes(model)
 
     def restore() -> None:
         attributes.restore()

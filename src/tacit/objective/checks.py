@@ -27,9 +27,11 @@ from tacit.objective.models import is_batch_norm, without_statistics
 from tacit.objective.params import (
     Params,
     coarsest_dtype,
+    norm,
     perturb_last_digit,
+    read_together,
     same_buffers,
-    square_norm,
+    square_sum,
 )
 from tacit.objective.passes import Passes
 
@@ -43,12 +45,10 @@ COARSE = 0.02
 PART_ERRORS = (RuntimeError, ValueError, TypeError, LookupError, AssertionError, InputError)
 """What a model or loss may raise for a part of a batch that is no batch."""
 
-Gradient = Sequence[Tensor | None]
-Evaluate = Callable[[Params, Any, bool], tuple[BatchMean, Gradient]]
-"""evaluate(params, batch, differentiate): the mean loss of a batch, and on demand its gradient.
-
-The gradient is empty where it is not asked for, or does not exist.
-"""
+Derive = Callable[[BatchMean, Params], None]
+"""derive(batch_mean, leaves): called while the mean loss of a batch has its graph."""
+Evaluate = Callable[[Params, Any, Derive | None], BatchMean]
+"""evaluate(params, batch, derive): the mean loss of a batch, without a graph."""
 NOT_A_MEAN = (
     "not a mean over examples. Likely causes: shapes that broadcast, as (n, 1) and (n,), class "
     "weights, ignored tokens, time before examples in the shapes, or examples that interact. Use "
@@ -224,21 +224,21 @@ def _by_example(passes: Passes) -> Passes:
 
 
 def _evaluate(passes: Passes) -> Evaluate:
-    """The mean loss of a batch; on demand its gradient, which is empty if there is none.
+    """The mean loss of a batch, in eval mode."""
 
-    A gradient may exist in training mode only (an operation in place after dropout). What fails
-    here is reported where it is needed.
-    """
+    def evaluate(params: Params, batch: Any, derive: Derive | None) -> BatchMean:
+        means: list[BatchMean] = []
 
-    def gradient(mean: Tensor, leaves: Params) -> Gradient:
-        try:
-            return derivatives.gradient(mean, leaves) if mean.requires_grad else ()
-        except RuntimeError:
+        def derivative(_: Tensor, leaves: Params) -> tuple[()]:
+            if derive is not None:
+                derive(means[0], leaves)
             return ()
 
-    def evaluate(params: Params, batch: Any, differentiate: bool) -> tuple[BatchMean, Gradient]:
-        derivative = gradient if differentiate else None
-        return passes.differentiate(params, (batch, None), derivative, None, 0)
+        def look(_: Any, mean: BatchMean) -> None:
+            means.append(mean)
+
+        asked = None if derive is None else derivative
+        return passes.differentiate(params, (batch, None), asked, None, 0, look)[0]
 
     return evaluate
 
@@ -258,7 +258,7 @@ def check_parts(
     examples that interact.
 
     Args:
-        evaluate: the mean loss of a batch at a point, and its gradient.
+        evaluate: the mean loss of a batch at a point.
         params: the point.
         batch: examples; of a batch of the data at most `most_rows` are compared.
         by_row: whether the batch is (inputs, …, target) with one row per example; batches of any
@@ -330,22 +330,15 @@ class _Parts:
 
     def compare(self, *, repeatable: bool = True) -> str | None:
         """What is wrong with the loss, if anything."""
-        everything = torch.arange(self.count)
-        whole, rest = self._evaluate(everything, differentiate=True)
-        if not repeatable and not self._evaluate(everything)[0].mean.isclose(whole.mean):
+        everything, gradient = torch.arange(self.count), _Remainder()
+        whole = self._evaluate(everything, gradient.derive)
+        if not repeatable and not self._evaluate(everything).mean.isclose(whole.mean):
             return None  # noise that eval mode does not stop: parts cannot be compared
         *splits, last = _splits(everything, self._order_by_target())
-        means = [[self._evaluate(part)[0] for part in rows] for rows in splits]
-        sizes, halves = [_norm(rest)], []
-        for part in last:
-            mean, gradient = self._evaluate(part, differentiate=True)
-            halves.append(mean)
-            if mean.weight:
-                sizes.append(_norm(gradient))
-                rest = _subtract(rest, gradient, mean.weight / (whole.weight or 1.0))
-            del gradient  # as large as the model
-        difference = _norm(rest)
-        del rest
+        means = [[self._evaluate(part) for part in rows] for rows in splits]
+        halves = [self._evaluate(part, gradient.derive) for part in last]
+        difference, sizes = gradient.norm(), gradient.sizes
+        del gradient  # as large as the model
         precision, level = rounding_levels(whole.mean, list(self.params.values()))
         coarse = any(p.dtype != torch.float64 for p in self.params.values())
         relative = max(4 * precision, COARSE if coarse else 0.0)
@@ -372,26 +365,23 @@ class _Parts:
         much it matters.
         """
         moved = replace(self, params=perturb_last_digit(self.params, level))
-        everything = torch.arange(self.count)
-        (here, gradient), (there, moved_gradient) = (
-            parts._evaluate(everything, differentiate=True) for parts in (self, moved)
-        )
+        everything, gradient = torch.arange(self.count), _Remainder()
+        here, there = (parts._evaluate(everything, gradient.derive) for parts in (self, moved))
         changes = [abs(float(here.mean - there.mean))]
         for part in rows:
-            here, there = (parts._evaluate(part)[0] for parts in (self, moved))
+            here, there = (parts._evaluate(part) for parts in (self, moved))
             changes.append(abs(float(here.mean - there.mean)))
-        return max(changes), _norm(_subtract(moved_gradient, gradient))
+        return max(changes), gradient.norm()
 
-    def _evaluate(self, rows: Tensor, *, differentiate: bool = False) -> tuple[BatchMean, Gradient]:
+    def _evaluate(self, rows: Tensor, derive: Derive | None = None) -> BatchMean:
         part = select_rows(self.batch, rows, self.count, self.dim)
         try:
-            batch_mean, gradient = self.evaluate(self.params, part, differentiate)
+            return self.evaluate(self.params, part, derive)
         except PART_ERRORS as error:
             is_batch = len(rows) == self.count and not self.collected
             if is_batch or isinstance(error, torch.OutOfMemoryError):
                 raise
             raise _PartError(str(error)) from error
-        return batch_mean._replace(mean=batch_mean.mean.detach()), gradient
 
     def _order_by_target(self) -> Tensor | None:
         """The rows, sorted by the sums of the last tensor that has them."""
@@ -401,6 +391,49 @@ class _Parts:
             return None
         last = tensors[-1].detach().movedim(dim, 0).reshape(self.count, -1)
         return last.double().sum(1).argsort().cpu()
+
+
+class _Remainder:
+    """The gradient of a batch, from which those of its parts are subtracted by their weights.
+
+    A gradient may exist in training mode only (an operation in place after dropout); the remainder
+    is then zero. What fails here is reported where it is needed.
+    """
+
+    def __init__(self) -> None:
+        self.sizes: list[float] = []
+        """Norms of all gradients so far."""
+        self._tensors: Params = {}
+        self._weight: float | None = None
+        """That of the batch; None before its gradient is known."""
+        self._exists = True
+
+    def derive(self, mean: BatchMean, leaves: Params) -> None:
+        """Take the gradient of the batch the first time, and subtract a gradient afterwards."""
+        squares: Params = {}
+        factor = None if self._weight is None else -mean.weight / self._weight
+        self._weight = mean.weight or 1.0 if self._weight is None else self._weight
+
+        def use(name: str, gradient: Tensor) -> None:
+            squares[name] = square_sum(gradient)
+            if factor is not None and name in self._tensors:
+                self._tensors[name].add_(gradient, alpha=factor)
+            else:
+                self._tensors[name] = gradient if factor is None else factor * gradient
+
+        if factor == 0:
+            return
+        try:
+            derivatives.stream_gradient(mean.mean, leaves, use)
+        except (RuntimeError, InputError) as error:
+            if isinstance(error, torch.OutOfMemoryError):
+                raise
+            self._exists = False
+        self.sizes.append(math.sqrt(sum(map(float, read_together(squares).values()))))
+
+    def norm(self) -> float:
+        """The norm of what remains."""
+        return norm(self._tensors) if self._exists else 0.0
 
 
 def rounding_levels(mean: Tensor, params: Sequence[Tensor]) -> tuple[float, float]:
@@ -458,13 +491,3 @@ def find_complaint(
         f"the loss of a batch of {count} is {value:.6g}, the mean over its two parts {mean:.6g}: "
         f"{NOT_A_MEAN}"
     )
-
-
-def _norm(gradient: Gradient) -> float:
-    return math.sqrt(sum(square_norm(g) for g in gradient if g is not None))
-
-
-def _subtract(a: Gradient, b: Gradient, factor: float = 1.0) -> Gradient:
-    """The tensors a − factor·b, where None is zero."""
-    pairs = zip(a, b, strict=True)
-    return [x if y is None else -factor * y if x is None else x - factor * y for x, y in pairs]

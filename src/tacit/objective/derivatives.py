@@ -8,6 +8,7 @@ them with finite differences.
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -44,6 +45,32 @@ def gradient(mean: Tensor, leaves: Params, *, graph: bool = False) -> tuple[Tens
     if not mean.requires_grad:
         raise InputError(NO_DEPENDENCE)
     return torch.autograd.grad(mean, list(leaves.values()), allow_unused=True, create_graph=graph)
+
+
+def stream_gradient(mean: Tensor, leaves: Params, use: Callable[[str, Tensor], None]) -> None:
+    """Call use(name, gradient) for every leaf that is used, as soon as its gradient is complete.
+
+    The gradient is then released, so that those of all leaves are never in memory together.
+    """
+    if not mean.requires_grad:
+        raise InputError(NO_DEPENDENCE)
+
+    def hand_over(leaf: Tensor, name: str) -> None:
+        vector, leaf.grad = leaf.grad, None
+        if vector is not None:
+            use(name, vector)
+
+    hooks = [
+        leaf.register_post_accumulate_grad_hook(partial(hand_over, name=name))
+        for name, leaf in leaves.items()
+    ]
+    try:
+        mean.backward(inputs=list(leaves.values()))
+    finally:
+        for hook in hooks:
+            hook.remove()
+        for leaf in leaves.values():
+            leaf.grad = None
 
 
 def gradient_with_graph(function: Tensor, leaves: Params) -> Sequence[Tensor | None] | None:

@@ -1,5 +1,6 @@
 """A model, a loss and data as functions of the parameters: value, gradient, Hessian products."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -37,6 +38,8 @@ from tacit.objective.params import (
     check_params,
     norm,
     perturb_last_digit,
+    read_together,
+    square_sum,
 )
 from tacit.objective.passes import Derivative, Passes, PassResult, move_by
 from tacit.objective.per_example import DirectionalDerivatives
@@ -342,15 +345,22 @@ class Objective:
         norm has no signal. The last digit is that of the least precise dtype in use, autocast
         included.
         """
-        point = self.point(params)
-        gradients = [
-            self._passes.batch_gradient(theta, self._probe)
-            for theta in (point, perturb_last_digit(point))
-        ]
-        return {
-            name: 0.0 if here is None or there is None else norm({name: there - here})
-            for name, here, there in zip(point, *gradients, strict=True)
-        }
+        point, squares = self.point(params), dict[str, Tensor]()
+        gradient = self._passes.batch_gradient(point, self._probe)
+        here = {n: g for n, g in zip(point, gradient, strict=True) if g is not None}
+        del gradient  # `here` is released tensor by tensor
+
+        def compare(name: str, there: Tensor) -> None:
+            if name in here:
+                squares[name] = square_sum(here.pop(name) - there)
+
+        def derivative(mean: Tensor, leaves: Params) -> tuple[()]:
+            derivatives.stream_gradient(mean, leaves, compare)
+            return ()
+
+        self._passes.batch_gradient(perturb_last_digit(point), self._probe, derivative)
+        changes = {n: math.sqrt(float(square)) for n, square in read_together(squares).items()}
+        return {name: changes.get(name, 0.0) for name in point}
 
     @torch.inference_mode(mode=False)
     def same_loss(self, *points: Params) -> bool:

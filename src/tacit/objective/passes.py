@@ -4,7 +4,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
@@ -15,6 +15,7 @@ from tacit.errors import InputError
 from tacit.objective import batches, derivatives
 from tacit.objective.batches import Batches, BatchPair
 from tacit.objective.borrowing import (
+    Attributes,
     call_with_params,
     check_graph,
     forked_randomness,
@@ -30,15 +31,20 @@ from tacit.objective.models import BatchNorm
 from tacit.objective.params import (
     Params,
     Point,
+    add_scaled,
     check_finite,
-    float64_zeros,
+    read_together,
     same_buffers,
+    to_float64,
+    zero_sums,
 )
 from tacit.objective.randomness import WHOLE, Noise, seed_draw
 
 Item = TypeVar("Item")
 Value = TypeVar("Value")
 
+PENDING = 32
+"""Number of batches whose losses are read from the device together."""
 PATIENCE = 2.0
 """Seconds before a progress bar is drawn, so that short passes print nothing."""
 
@@ -60,7 +66,7 @@ class PassResult(NamedTuple):
 
     value: float
     derivative: Params
-    """In float64; empty if none was asked for."""
+    """In float64, unless the objective accumulates in float32; empty if none was asked for."""
     examples: int
     unreached: tuple[str, ...] = ()
     """Parameters without a derivative, that is, None, in every batch."""
@@ -90,6 +96,10 @@ class Passes:
     """Seed of the noise, where it is not that of the draws."""
     redraws_data: bool = False
     """Whether the data is read anew for each draw, with its randomness seeded by (seed, draw)."""
+    sums: torch.dtype = torch.float64
+    """The dtype that derivatives are summed in."""
+    attributes: Attributes | None = None
+    """Those of the model's modules, where they are known already."""
 
     @property
     def devices(self) -> set[torch.device]:
@@ -97,11 +107,14 @@ class Passes:
         return {p.device for p in self.model.parameters()}
 
     @contextmanager
-    def prepared(self, *, training: bool) -> Iterator[None]:
-        """Set the model's mode and fork the random state; both are restored."""
+    def prepared(self, *, training: bool) -> Iterator["Passes"]:
+        """Set the model's mode and fork the random state; both are restored.
+
+        Yields the same passes for many batches: they look at the model's attributes once.
+        """
         forked = forked_randomness(self.devices, self.batches.generators)
         with forked, temporary_mode(self.model, training=training, batch_norm=self.batch_norm):
-            yield
+            yield replace(self, attributes=Attributes(self.model))
 
     def readings(self, draws: Sequence[int] | None = None) -> list[Sequence[int]]:
         """The draws that each reading of the data serves: all of them, or one each."""
@@ -156,7 +169,9 @@ class Passes:
         if self.move is not None and draw is not None:
             params = same_buffers(self.move(params, Noise(seed, draw, WHOLE)), params)
         try:
-            return call_with_params(self.model, params, lambda model: use(model, noise))
+            return call_with_params(
+                self.model, params, lambda model: use(model, noise), self.attributes
+            )
         except ValueError as error:  # a single image has statistics, a single row has none
             if "Expected more than 1" not in str(error):
                 raise
@@ -176,6 +191,20 @@ class Passes:
         look: Look | None = None,
     ) -> tuple[BatchMean, Sequence[Tensor | None]]:
         """The mean loss of one batch, in one draw, and its derivative; neither has a graph."""
+        batch_mean, vectors = self._differentiate(params, pair, derivative, draw, index, look)
+        check_finite_loss(batch_mean.mean, index)
+        return batch_mean, vectors
+
+    def _differentiate(
+        self,
+        params: Params,
+        pair: BatchPair,
+        derivative: Derivative,
+        draw: int | None,
+        index: int,
+        look: Look | None,
+    ) -> tuple[BatchMean, Sequence[Tensor | None]]:
+        """As `differentiate`, without waiting for the device to see if the loss is finite."""
         leaves = derivatives.leaves(params)  # some losses differentiate in themselves
 
         def read(model: nn.Module, noise: Noise | None):
@@ -187,7 +216,6 @@ class Passes:
         batch_mean, vectors = self.call(leaves, read, draw=draw, index=index)
         if derivative is not None and index == 0:
             check_graph(self.model, batch_mean.mean, leaves)
-        check_finite_loss(batch_mean.mean, index)
         batch_mean = BatchMean(batch_mean.mean.detach(), batch_mean.weight, batch_mean.size)
         return batch_mean, vectors
 
@@ -226,20 +254,21 @@ class Passes:
         `look` is called with every batch and its mean loss, in the first draw.
         """
         readings = self.readings(draws)
-        sums = {} if derivative is None else float64_zeros(params)
-        unreached = dict.fromkeys(sums)
-        value, total_weight, count = 0.0, 0.0, 0
-        with self.prepared(training=self.training), torch.enable_grad():
+        sums = _Sums({} if derivative is None else zero_sums(params, self.sums))
+        take = sums.stream_gradient if derivative is derivatives.gradient else derivative
+        total_weight, count = 0.0, 0
+        with self.prepared(training=self.training) as passes, torch.enable_grad():
             for draws_here in readings:
                 count, shares = 0, len(draws_here) * len(readings)
-                for index, pair in enumerate(self.read(draws_here[0])):
-                    weight, size, look_here = 0.0, 0, look
+                for index, pair in enumerate(passes.read(draws_here[0])):
+                    weight, size = 0.0, 0
                     for draw in draws_here:
-                        (mean, weight, size, *_), vectors = self.differentiate(
-                            params, pair, derivative, draw, index, look_here
+                        first_look = look if draw == draws_here[0] else None
+                        start = partial(sums.start_batch, shares=shares, look=first_look)
+                        (mean, weight, size, *_), vectors = passes._differentiate(
+                            params, pair, take, draw, index, start
                         )
-                        look_here, value = None, value + float(mean) * weight / shares
-                        _add(sums, vectors, weight / shares, unreached)
+                        sums.add_batch(index, mean, vectors)
                         del vectors  # the next backward pass needs the memory
                     total_weight, count = total_weight + weight / len(readings), count + size
         if not total_weight:
@@ -247,25 +276,66 @@ class Passes:
                 f"the data gave {count} examples of total weight 0: tacit reads the data more than "
                 "once. Pass data that can be read repeatedly, with weight above 0."
             )
-        for tensor in sums.values():
+        for tensor in sums.totals.values():
             tensor.div_(total_weight)
-        check_finite(sums, what="the derivative of the loss")
-        return PassResult(value / total_weight, sums, count, tuple(unreached))
+        check_finite(sums.totals, what="the derivative of the loss")
+        value = sums.read_losses() / total_weight
+        return PassResult(value, sums.totals, count, tuple(sums.unreached))
+
+
+class _Sums:
+    """Sums over batches of the loss and of its derivative, each times the weight of the batch."""
+
+    def __init__(self, totals: Params) -> None:
+        self.totals = totals
+        self.unreached = dict.fromkeys(totals)
+        """Parameters without a derivative so far."""
+        self._value = 0.0
+        self._weight = 0.0
+        """The weight of the batch that is added now."""
+        self._losses: dict[str, Tensor] = {}
+        """By number, those of the last batches, which may still be computed on the device."""
+        self._of_batches: list[tuple[int, float]] = []
+        """The index of the batch and the weight of each of those losses."""
+
+    def start_batch(self, batch: Any, mean: BatchMean, *, shares: int, look: Look | None) -> None:
+        """Note the weight of a batch, before its derivative is taken."""
+        self._weight = mean.weight / shares
+        if look is not None:
+            look(batch, mean)
+
+    def stream_gradient(self, mean: Tensor, leaves: Params) -> tuple[()]:
+        """Add the gradient of a batch, tensor by tensor, as a `Derivative` that returns nothing."""
+        derivatives.stream_gradient(mean, leaves, self._add)
+        return ()
+
+    def add_batch(self, index: int, mean: Tensor, vectors: Sequence[Tensor | None]) -> None:
+        """Add the loss of a batch, and its derivative if it was not streamed."""
+        for name, vector in zip(self.totals, vectors, strict=False):
+            if vector is not None:
+                self._add(name, vector)
+        self._losses[str(len(self._losses))] = to_float64(mean)
+        self._of_batches.append((index, self._weight))
+        if len(self._losses) == PENDING:
+            self.read_losses()
+
+    def read_losses(self) -> float:
+        """The sum of all losses; refused if one of the last ones is not finite."""
+        losses = read_together(self._losses).values()
+        for loss, (index, weight) in zip(losses, self._of_batches, strict=True):
+            check_finite_loss(loss, index)
+            self._value += float(loss) * weight
+        self._losses, self._of_batches = {}, []
+        return self._value
+
+    def _add(self, name: str, vector: Tensor) -> None:
+        add_scaled(self.totals[name], vector, self._weight)
+        self.unreached.pop(name, None)
 
 
 def move_by(shift: Params) -> Move:
     """The same constant move of the parameters in every draw."""
     return lambda params, _: {n: p + shift[n].to(p) for n, p in params.items()}
-
-
-def _add(
-    sums: Params, vectors: Sequence[Tensor | None], weight: float, unreached: dict[str, None]
-) -> None:
-    """Add a batch's derivative to the sums, and take the parameters that have one off the list."""
-    for (name, total), vector in zip(sums.items(), vectors, strict=True):
-        if vector is not None:
-            total.add_(vector.to(total.device), alpha=weight)
-            unreached.pop(name, None)
 
 
 def track(items: Iterable[Item], *, total: int | None, label: str) -> Iterator[Item]:
