@@ -26,6 +26,8 @@ STEP = 1e-6
 """Step of finite differences in float64, as a part of the weights' size."""
 TOLERANCE = 0.01
 """Relative error above which a derivative is wrong."""
+LARGE = 2**16
+"""Entries of a leaf whose gradient is used and released during the backward pass."""
 MOST_ENTRIES = 2**26
 """Derivatives of models with more parameters than this are not compared with differences."""
 
@@ -48,9 +50,10 @@ def gradient(mean: Tensor, leaves: Params, *, graph: bool = False) -> tuple[Tens
 
 
 def stream_gradient(mean: Tensor, leaves: Params, use: Callable[[str, Tensor], None]) -> None:
-    """Call use(name, gradient) for every leaf that is used, as soon as its gradient is complete.
+    """Call use(name, gradient) for every leaf that the mean depends on.
 
-    The gradient is then released, so that those of all leaves are never in memory together.
+    That of a large leaf is used as soon as it is complete and then released, so that the gradients
+    of all leaves are never in memory together.
     """
     if not mean.requires_grad:
         raise InputError(NO_DEPENDENCE)
@@ -63,9 +66,12 @@ def stream_gradient(mean: Tensor, leaves: Params, use: Callable[[str, Tensor], N
     hooks = [
         leaf.register_post_accumulate_grad_hook(partial(hand_over, name=name))
         for name, leaf in leaves.items()
+        if leaf.numel() >= LARGE
     ]
     try:
         mean.backward(inputs=list(leaves.values()))
+        for name, leaf in leaves.items():
+            hand_over(leaf, name)
     finally:
         for hook in hooks:
             hook.remove()

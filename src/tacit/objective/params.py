@@ -212,7 +212,7 @@ def add_scaled(total: Tensor, vector: Tensor, factor: float) -> None:
     On the CPU torch converts all of such a vector first; in slices that takes a tenth of the time.
     """
     vector = vector.to(total.device)
-    if vector.dtype == total.dtype or total.device.type != "cpu" or not total.is_contiguous():
+    if vector.dtype == total.dtype or not total.is_cpu or total.numel() <= SLICE:
         total.add_(vector, alpha=factor)
         return
     slices = zip(total.view(-1).split(SLICE), vector.flatten().split(SLICE), strict=True)
