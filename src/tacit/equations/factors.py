@@ -48,7 +48,7 @@ class FactorSum:
         if self.products is not None:
             self.products += matrix.T @ matrix
             return
-        self.rows = torch.cat([self.rows.to(matrix), matrix])
+        self.rows = _append(self.rows.to(matrix), matrix)
         if not self.by_qr and len(self.rows) > DIRECT:
             products = self.rows.T @ self.rows
             self.by_qr = _cholesky(products)[1] > TWICE
@@ -57,31 +57,38 @@ class FactorSum:
             self.rows = triangular_factor(self.rows)
 
     def factor(self, read: Callable[[], Iterable[Tensor]]) -> Tensor:
-        """The factor of all rows; `read` returns the same slices again, if they are needed."""
+        """The factor of all rows, on the CPU; `read` returns the same slices again if needed."""
         if self.products is None:
-            return triangular_factor(self.rows)
+            return triangular_factor(self.rows).cpu()
         first, condition = _cholesky(self.products)
         if condition <= ONCE:
             return first
         if condition <= TWICE:
-            products = torch.zeros_like(self.products)
+            products, basis = torch.zeros_like(self.products), first.to(self.products)
             for matrix in read():
-                basis = torch.linalg.solve_triangular(first, matrix, upper=True, left=False)
-                products += basis.T @ basis
+                rows = torch.linalg.solve_triangular(basis, matrix, upper=True, left=False)
+                products += rows.T @ rows
             second, condition = _cholesky(products)
             if condition <= ONCE:
                 return second @ first
         factor = self.products[:0]
         for matrix in read():
-            factor = triangular_factor(torch.cat([factor, matrix]))
-        return factor
+            factor = triangular_factor(_append(factor, matrix))
+        return factor.cpu()
+
+
+def _append(rows: Tensor, matrix: Tensor) -> Tensor:
+    """Rows below rows, with columns one after the other in memory, as QR needs them."""
+    return torch.cat([rows.mT, matrix.mT], dim=1).mT
 
 
 def _cholesky(products: Tensor) -> tuple[Tensor, float]:
     """The upper factor of inner products, and their condition number for columns of unit norm.
 
-    The condition number is infinite where there is no factor.
+    Both are on the CPU, where a few dozen numbers are faster than on any device. The condition
+    number is infinite where there is no factor.
     """
+    products = products.cpu()
     norms = products.diagonal().sqrt()
     scaled = products / norms / norms[:, None]
     if not torch.isfinite(scaled).all():  # columns of zeros, or overflow

@@ -24,8 +24,9 @@ from tacit.regularizers.family import (
     smallest_subspace,
 )
 
-CHUNK = 2**21
-"""Largest number of entries of [design | targets] in memory at once (16 MiB)."""
+CHUNK, DEVICE_CHUNK = 2**18, 2**24
+"""Largest number of entries of [design | targets] that are read at once: on the CPU so few that they
+stay in its cache (2 MiB), on other devices so many that starting a kernel costs little (128 MiB)."""
 KNOT_POINTS = 9
 """The knots of splines are set at the weights of at most so many points of a trajectory."""
 
@@ -276,14 +277,17 @@ def write_blocks(
         active = sorted({c for name in names for c in bound.columns.active.get(name, ())})
         width = len(active) + len(targets)
         scatter = ScatterSum(bound, names, width)
-        parts = [(name, part) for name in names for part in bound.slices(name, width)]
-        rows, row_count, left_out = FactorSum(width), 0, 0
+        # Biases first: with them, the first rows show which columns are independent.
+        by_size = sorted(names, key=lambda name: bound.params[name].numel())
+        parts = [(name, part) for name in by_size for part in bound.slices(name, width)]
+        rows, left_out = FactorSum(width), 0
         for name, part in parts:
             matrix, at_kinks = read_block(bound, name, part, active, targets)
             rows.add(matrix)
             scatter.add(name, part, matrix)
-            count = part.stop - part.start
-            row_count, left_out = row_count + count - at_kinks, left_out + at_kinks
+            left_out = at_kinks + left_out
+        left_out = int(left_out)  # read from the device once
+        row_count = sum(bound.params[name].numel() for name in names) - left_out
         read = partial(_slices_of, bound, parts, active, targets)
         factor = rows.factor(read)
         if not torch.isfinite(factor).all():
@@ -292,7 +296,7 @@ def write_blocks(
                 "is not finite there. Leave that layer out with rows=."
             )
         floor = sum(floors[name] ** 2 for name in names) ** 0.5
-        block = Block(layer, tuple(active), factor.cpu(), row_count, left_out, floor)
+        block = Block(layer, tuple(active), factor, row_count, left_out, floor)
         blocks.append(scatter.attach(block))
     return blocks
 
@@ -383,8 +387,9 @@ def write_means(
 
 
 def slices(tensor: Tensor, width: int) -> Iterator[slice]:
-    """Slices of a flattened tensor, each of at most `CHUNK` entries in `width` columns."""
-    size, height = tensor.numel(), max(1, CHUNK // max(1, width))
+    """Slices of a flattened tensor; in `width` columns each has few entries (see `CHUNK`)."""
+    chunk = CHUNK if tensor.device.type in ("cpu", "mps") else DEVICE_CHUNK
+    size, height = tensor.numel(), max(1, chunk // max(1, width))
     for start in range(0, size, height):
         yield slice(start, min(start + height, size))
 
@@ -420,26 +425,31 @@ def read_rows(
     return design, values, kinks_on(bound, name, part)
 
 
-def count_left_out(bound: BoundCandidates, name: str, kinks: Tensor | None) -> int:
-    """How many rows of a slice are in no equation."""
-    space = bound.subspace(name)
-    if kinks is not None and (space is None or kinks.any()):
-        return int(kinks.sum())
-    return 0 if space is None else bound.params[name].numel() - space.dimension
-
-
 def read_block(
     bound: BoundCandidates, name: str, part: slice, active: list[int], targets: Sequence[Params]
-) -> tuple[Tensor, int]:
+) -> tuple[Tensor, Tensor | int]:
     """[design | targets] of a layer on a slice, and how many of its rows are in no equation.
 
     Rows at kinks, which are in none, are zero. Columns lie one after the other in memory.
     """
     design, values, kinks = read_rows(bound, name, part, targets)
-    matrix = values.new_zeros(len(active) + len(targets), len(values)).mT
-    for place, column in enumerate(bound.columns.active.get(name, ())):
-        matrix[:, active.index(column)] = design[:, place]
-    matrix[:, len(active) :] = values
-    if kinks is not None:
+    columns = bound.columns.active.get(name, ())
+    if tuple(active) == columns:
+        matrix = torch.cat([design.mT.to(values), values.mT]).mT
+    else:
+        matrix = values.new_zeros(len(active) + len(targets), len(values)).mT
+        for place, column in enumerate(columns):
+            matrix[:, active.index(column)] = design[:, place]
+        matrix[:, len(active) :] = values
+    left_out = count_left_out(bound, name, kinks)
+    if kinks is not None and not (kinks.is_cpu and not left_out):
         matrix.masked_fill_(kinks.to(matrix.device)[:, None], 0.0)
-    return matrix, count_left_out(bound, name, kinks)
+    return matrix, left_out
+
+
+def count_left_out(bound: BoundCandidates, name: str, kinks: Tensor | None) -> Tensor | int:
+    """How many rows of a slice are in no equation; a tensor, so that the device need not wait."""
+    space = bound.subspace(name)
+    if kinks is not None and (space is None or kinks.any()):
+        return kinks.sum()
+    return 0 if space is None else bound.params[name].numel() - space.dimension

@@ -37,7 +37,7 @@ from tacit.objective.passes import Passes
 
 PROBE_EXAMPLES = 256
 """Number of examples in the probe, if batches can be sliced."""
-MAX_ROWS, MIN_ROWS, MAX_TARGETS = 64, 16, 2**12
+MAX_ROWS, MIN_ROWS, MAX_TARGETS = 64, 4, 2**10
 """Largest number of examples that are compared with their parts at once; of long sequences fewer,
 down to the second number, so that about this many targets are."""
 COARSE = 0.02
@@ -193,10 +193,13 @@ def _written(model: nn.Module, run: Callable[[], object]) -> dict[nn.Module, str
     return written
 
 
-def check_mean_loss(passes: Passes, params: Params, batch: Any, *, collected: bool = False) -> None:
+def check_mean_loss(
+    passes: Passes, params: Params, batch: Any, *, collected: bool = False, gradients: bool = True
+) -> None:
     """Refuse a loss that is not a mean over the examples of this batch, in eval mode.
 
-    A loss that takes its noise cannot be compared: its noise differs on a part of a batch.
+    A loss that takes its noise cannot be compared: its noise differs on a part of a batch. For
+    the other arguments see `check_parts`.
     """
     if passes.loss.interacting or passes.paired:
         return
@@ -209,7 +212,7 @@ def check_mean_loss(passes: Passes, params: Params, batch: Any, *, collected: bo
         by_row, repeatable = isinstance(passes.loss, MeanLoss), not passes.training
         check_parts(
             _evaluate(passes), params, batch,
-            by_row=by_row, repeatable=repeatable, collected=collected,
+            by_row=by_row, repeatable=repeatable, collected=collected, gradients=gradients,
         )  # fmt: skip
 
 
@@ -251,6 +254,7 @@ def check_parts(
     by_row: bool,
     repeatable: bool = True,
     collected: bool = False,
+    gradients: bool = True,
 ) -> None:
     """Refuse a loss whose value on a batch is not the mean over the parts of the batch.
 
@@ -266,6 +270,7 @@ def check_parts(
         repeatable: whether the loss of a batch is known to be the same each time.
         collected: whether the examples are from several batches: all of them are compared, unless
             they cannot be evaluated as one batch.
+        gradients: whether the gradient is compared too. It may differ where values do not.
     """
     count = count_examples(batch) if by_row else row_count(batch)
     if count is None or count < 2:
@@ -274,7 +279,7 @@ def check_parts(
         batch, count = spread_rows(batch, count), min(count, most_rows(batch))
     try:
         parts = _Parts(evaluate, params, batch, count, collected=collected)
-        complaint = parts.compare(repeatable=repeatable)
+        complaint = parts.compare(repeatable=repeatable, gradients=gradients)
     except _PartError as error:
         if by_row and not collected and count > 3:  # squeeze() removes the only row of a part
             raise InputError(
@@ -328,16 +333,17 @@ class _Parts:
     dim: int = 0
     collected: bool = False
 
-    def compare(self, *, repeatable: bool = True) -> str | None:
+    def compare(self, *, repeatable: bool = True, gradients: bool = True) -> str | None:
         """What is wrong with the loss, if anything."""
         everything, gradient = torch.arange(self.count), _Remainder()
-        whole = self._evaluate(everything, gradient.derive)
+        derive = gradient.derive if gradients else None
+        whole = self._evaluate(everything, derive)
         if not repeatable and not self._evaluate(everything).mean.isclose(whole.mean):
             return None  # noise that eval mode does not stop: parts cannot be compared
         *splits, last = _splits(everything, self._order_by_target())
         means = [[self._evaluate(part) for part in rows] for rows in splits]
-        halves = [self._evaluate(part, gradient.derive) for part in last]
-        difference, sizes = gradient.norm(), gradient.sizes
+        halves = [self._evaluate(part, derive) for part in last]
+        difference, size = gradient.norm(), max(gradient.sizes, default=0.0)
         del gradient  # as large as the model
         precision, level = rounding_levels(whole.mean, list(self.params.values()))
         coarse = any(p.dtype != torch.float64 for p in self.params.values())
@@ -347,12 +353,12 @@ class _Parts:
             for parts in (*means, halves):
                 if wrong := find_complaint(whole, parts, 2 * slack, precision, self.count):
                     return wrong
-            allowed = 4 * gradient_slack + relative * max(sizes)
+            allowed = 4 * gradient_slack + relative * size
             if difference <= allowed or not math.isfinite(difference):
                 return None  # a gradient that is not finite is refused when it is used
             return (
                 f"the gradient of a batch of {self.count} differs from the mean over those of its "
-                f"two parts by {difference:.2g}, and its norm is {sizes[0]:.2g}: {NOT_A_MEAN}"
+                f"two parts by {difference:.2g}, and its norm is {size:.2g}: {NOT_A_MEAN}"
             )
 
         # Rounding is measured only where it might matter.

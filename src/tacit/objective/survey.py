@@ -183,9 +183,9 @@ class Survey:
         suspects = [] if self._suspect is None else [self._suspect]
         collected = [*suspects, *(examples for examples, _ in self._rare.values())]
         for examples in collected:
-            check_mean_loss(passes, params, examples, collected=True)
+            check_mean_loss(passes, params, examples, collected=True, gradients=False)
         for batch in [*self._samples, *([] if collected else [self._last])]:
-            check_mean_loss(passes, params, batch)
+            check_mean_loss(passes, params, batch, gradients=False)
         ignored = self._ignored / max(self._tokens, 1)
         if ignored > MIN_IGNORED:
             # A loss may be flat at this point (a margin that is kept), but not at all points.
