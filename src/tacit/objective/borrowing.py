@@ -6,7 +6,7 @@ import sys
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, TypeVar
 
 import numpy as np
@@ -112,8 +112,10 @@ class Attributes:
         self.parameters, self.buffers = named_parameters(model), named_buffers(model)
         self.contents: list[tuple[Any, Any]] = []
         """Containers with a copy of what they hold."""
+        self._empty: list[Any] = []
+        """Empty containers."""
         self._sizes: list[tuple[Any, int]] = []
-        """Empty and long containers with their length."""
+        """Long containers with their length."""
         seen: set[int] = set()
         for module in model.modules():
             self.contents.append((vars(module), vars(module).copy()))
@@ -133,7 +135,9 @@ class Attributes:
         for value in values:
             if type(value) not in CONTAINERS:
                 continue
-            if not 0 < len(value) <= LONG:
+            if not value:
+                self._empty.append(value)
+            elif len(value) > LONG:
                 self._sizes.append((value, len(value)))
             elif id(value) not in seen:
                 seen.add(id(value))
@@ -142,6 +146,9 @@ class Attributes:
 
     def restore(self) -> None:
         """Restore the same objects, in the same order; of long containers only the length."""
+        if any(self._empty):
+            for container in self._empty:
+                container.clear()
         for container, size in self._sizes:
             if isinstance(container, list):
                 del container[size:]
@@ -161,8 +168,9 @@ def _holds_tensors(container: Any) -> bool:
 
 def _restore(container: dict[Any, Any], before: dict[Any, Any]) -> None:
     """Make a dictionary hold the same objects in the same order as before."""
-    same = map(operator.is_, container.values(), before.values())
-    if container.keys() == before.keys() and all(same):
+    if len(container) == len(before) and all(
+        map(operator.is_, chain(container, container.values()), chain(before, before.values()))
+    ):
         return
     for key in container.keys() - before.keys():
         del container[key]

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from tacit.errors import InputError, check_type, check_whole
 from tacit.objective import derivatives, per_example
-from tacit.objective.batches import needs_batch_size, open_batches, tensors_in
+from tacit.objective.batches import BatchPair, needs_batch_size, open_batches, tensors_in
 from tacit.objective.checks import check_probe, check_statistics
 from tacit.objective.compared import ComparedDerivatives
 from tacit.objective.losses import (
@@ -38,8 +38,7 @@ from tacit.objective.params import (
     check_params,
     norm,
     perturb_last_digit,
-    read_together,
-    square_sum,
+    square_norms,
 )
 from tacit.objective.passes import Derivative, Passes, PassResult, move_by
 from tacit.objective.per_example import DirectionalDerivatives
@@ -49,6 +48,8 @@ from tacit.objective.scale import Scale
 from tacit.objective.survey import Facts, Survey
 from tacit.objective.third_order import curvatures, sum_of_gradients
 
+MAX_SAMPLE = 2**20
+"""About how many entries of a tensor are compared to measure the rounding of its gradient."""
 BATCH_SIZE = 1024
 """Rows of data in tensors that go through the model at once, unless batch_size= is passed."""
 
@@ -341,26 +342,18 @@ class Objective:
     def rounding(self, params: Mapping[str, Tensor] | None = None) -> dict[str, float]:
         """Norm, by tensor, of the change of ∇L when every weight moves by its last digit.
 
-        It is measured on a few examples. It bounds how precisely ∇L is known, so a target of this
-        norm has no signal. The last digit is that of the least precise dtype in use, autocast
-        included.
+        It is measured on a few examples, and of large tensors on a part of the entries. It bounds
+        how precisely ∇L is known, so a target of this norm has no signal. The last digit is that of
+        the least precise dtype in use, autocast included.
         """
-        point, squares = self.point(params), dict[str, Tensor]()
-        gradient = self._passes.batch_gradient(point, self._probe)
-        here = {n: g for n, g in zip(point, gradient, strict=True) if g is not None}
-        del gradient  # `here` is released tensor by tensor
-
-        def compare(name: str, there: Tensor) -> None:
-            if name in here:
-                squares[name] = square_sum(here.pop(name) - there)
-
-        def derivative(mean: Tensor, leaves: Params) -> tuple[()]:
-            derivatives.stream_gradient(mean, leaves, compare)
-            return ()
-
-        self._passes.batch_gradient(perturb_last_digit(point), self._probe, derivative)
-        changes = {n: math.sqrt(float(square)) for n, square in read_together(squares).items()}
-        return {name: changes.get(name, 0.0) for name in point}
+        point = self.point(params)
+        passes, pair = self._passes, self._passes.to_model(self._probe)
+        with passes.prepared(training=passes.training) as passes, torch.enable_grad():
+            here = _sampled_gradient(passes, point, pair)
+            there = _sampled_gradient(passes, perturb_last_digit(point), pair)
+        changes = square_norms({n: g - there[n] for n, g in here.items() if n in there})
+        sizes = {n: point[n].numel() / max(here[n].numel(), 1) for n in changes}
+        return {n: math.sqrt(changes.get(n, 0.0) * sizes.get(n, 1.0)) for n in point}
 
     @torch.inference_mode(mode=False)
     def same_loss(self, *points: Params) -> bool:
@@ -488,6 +481,23 @@ class Objective:
                 f"the data gave {count} examples, where an earlier pass gave {self._count}: pass "
                 "data that can be read repeatedly and stays the same, such as a list of batches."
             )
+
+
+def _sampled_gradient(passes: Passes, params: Params, pair: BatchPair) -> Params:
+    """The gradient on a batch, at entries that are spread over each tensor; of small ones all."""
+    entries: Params = {}
+
+    def use(name: str, gradient: Tensor) -> None:
+        step = max(1, gradient.numel() // MAX_SAMPLE)
+        # An odd step does not stay in a few columns of a matrix.
+        entries[name] = gradient.flatten()[:: step if step == 1 else step | 1].clone()
+
+    def derivative(mean: Tensor, leaves: Params) -> tuple[()]:
+        derivatives.stream_gradient(mean, leaves, use)
+        return ()
+
+    passes.differentiate(params, pair, derivative, 0, 0)
+    return entries
 
 
 def check_objective(objective: Objective, *, what: str = "an objective") -> Objective:

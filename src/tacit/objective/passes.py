@@ -31,14 +31,13 @@ from tacit.objective.models import BatchNorm
 from tacit.objective.params import (
     Params,
     Point,
-    add_scaled,
     check_finite,
     read_together,
     same_buffers,
     to_float64,
-    zero_sums,
 )
 from tacit.objective.randomness import WHOLE, Noise, seed_draw
+from tacit.objective.sums import VectorSum
 
 Item = TypeVar("Item")
 Value = TypeVar("Value")
@@ -191,13 +190,14 @@ class Passes:
         look: Look | None = None,
     ) -> tuple[BatchMean, Sequence[Tensor | None]]:
         """The mean loss of one batch, in one draw, and its derivative; neither has a graph."""
-        batch_mean, vectors = self._differentiate(params, pair, derivative, draw, index, look)
+        leaves = derivatives.leaves(params)  # some losses differentiate in themselves
+        batch_mean, vectors = self._differentiate(leaves, pair, derivative, draw, index, look)
         check_finite_loss(batch_mean.mean, index)
         return batch_mean, vectors
 
     def _differentiate(
         self,
-        params: Params,
+        leaves: Params,
         pair: BatchPair,
         derivative: Derivative,
         draw: int | None,
@@ -205,7 +205,6 @@ class Passes:
         look: Look | None,
     ) -> tuple[BatchMean, Sequence[Tensor | None]]:
         """As `differentiate`, without waiting for the device to see if the loss is finite."""
-        leaves = derivatives.leaves(params)  # some losses differentiate in themselves
 
         def read(model: nn.Module, noise: Noise | None):
             batch_mean = self.loss.mean(model, pair, noise)
@@ -253,8 +252,8 @@ class Passes:
 
         `look` is called with every batch and its mean loss, in the first draw.
         """
-        readings = self.readings(draws)
-        sums = _Sums({} if derivative is None else zero_sums(params, self.sums))
+        readings, leaves = self.readings(draws), derivatives.leaves(params)
+        sums = _Sums({} if derivative is None else params, self.sums)
         take = sums.stream_gradient if derivative is derivatives.gradient else derivative
         total_weight, count = 0.0, 0
         with self.prepared(training=self.training) as passes, torch.enable_grad():
@@ -266,7 +265,7 @@ class Passes:
                         first_look = look if draw == draws_here[0] else None
                         start = partial(sums.start_batch, shares=shares, look=first_look)
                         (mean, weight, size, *_), vectors = passes._differentiate(
-                            params, pair, take, draw, index, start
+                            leaves, pair, take, draw, index, start
                         )
                         sums.add_batch(index, mean, vectors)
                         del vectors  # the next backward pass needs the memory
@@ -276,20 +275,17 @@ class Passes:
                 f"the data gave {count} examples of total weight 0: tacit reads the data more than "
                 "once. Pass data that can be read repeatedly, with weight above 0."
             )
-        for tensor in sums.totals.values():
-            tensor.div_(total_weight)
-        check_finite(sums.totals, what="the derivative of the loss")
         value = sums.read_losses() / total_weight
-        return PassResult(value, sums.totals, count, tuple(sums.unreached))
+        mean = sums.vectors.divided(total_weight)
+        check_finite(mean, what="the derivative of the loss")
+        return PassResult(value, mean, count, tuple(sums.vectors.unreached))
 
 
 class _Sums:
     """Sums over batches of the loss and of its derivative, each times the weight of the batch."""
 
-    def __init__(self, totals: Params) -> None:
-        self.totals = totals
-        self.unreached = dict.fromkeys(totals)
-        """Parameters without a derivative so far."""
+    def __init__(self, params: Params, dtype: torch.dtype) -> None:
+        self.vectors, self._names = VectorSum(params, dtype), tuple(params)
         self._value = 0.0
         self._weight = 0.0
         """The weight of the batch that is added now."""
@@ -311,9 +307,10 @@ class _Sums:
 
     def add_batch(self, index: int, mean: Tensor, vectors: Sequence[Tensor | None]) -> None:
         """Add the loss of a batch, and its derivative if it was not streamed."""
-        for name, vector in zip(self.totals, vectors, strict=False):
+        for name, vector in zip(self._names, vectors, strict=False):
             if vector is not None:
                 self._add(name, vector)
+        self.vectors.finish_vector(self._weight)
         self._losses[str(len(self._losses))] = to_float64(mean)
         self._of_batches.append((index, self._weight))
         if len(self._losses) == PENDING:
@@ -329,8 +326,7 @@ class _Sums:
         return self._value
 
     def _add(self, name: str, vector: Tensor) -> None:
-        add_scaled(self.totals[name], vector, self._weight)
-        self.unreached.pop(name, None)
+        self.vectors.add(name, vector, self._weight)
 
 
 def move_by(shift: Params) -> Move:

@@ -7,6 +7,7 @@ compared with their parts at the end of the pass.
 """
 
 from collections.abc import Iterator, Mapping
+from itertools import islice
 from typing import Any, NamedTuple
 
 import torch
@@ -25,7 +26,7 @@ from tacit.objective.checks import (
     spread_rows,
 )
 from tacit.objective.losses import BatchMean, Outputs, broadcasts_refused
-from tacit.objective.params import Params, coarsest_dtype, same_buffers
+from tacit.objective.params import Params, coarsest_dtype, read_together, same_buffers
 from tacit.objective.passes import Passes
 from tacit.objective.randomness import Noise
 
@@ -62,10 +63,9 @@ class Survey:
     def __init__(self, *, count_tokens: bool):
         self._count_tokens = count_tokens
         self._tokens = 0
-        self._ignored = 0
-        """Number of tokens on whose output the loss does not depend at this point."""
-        self._with_ignored: Any = None
-        """The first batch that holds such tokens."""
+        self._ignored: dict[str, Tensor] = {}
+        """By batch, the number of tokens on whose output the loss does not depend at this point.
+        They are read at the end, so that no batch waits for the device."""
         self._row_sizes: set[float] = set()
         """Numbers of targets per row."""
         self._batches, self._last = 0, None
@@ -92,17 +92,15 @@ class Survey:
         if tokens is not None:
             self._row_sizes.add(tokens.per_row)
             if self._count_tokens:
-                tokens.when_known(lambda ignored: self._add_ignored(batch, ignored))
+                tokens.when_known(lambda ignored: self._add_ignored(number, ignored))
         if number >= FIRST_CHECK and number.bit_count() == 1:
             self._samples.append(spread_rows(batch, row_count(batch)))
         if self._suspect is None and not self._compare_outputs(batch, batch_mean):
             self._collect(batch)
 
-    def _add_ignored(self, batch: Any, ignored: Tensor) -> None:
-        number = int(ignored.sum())
-        self._tokens, self._ignored = self._tokens + ignored.numel(), self._ignored + number
-        if number and self._with_ignored is None:
-            self._with_ignored = batch
+    def _add_ignored(self, number: int, ignored: Tensor) -> None:
+        self._tokens += ignored.numel()
+        self._ignored[str(number)] = ignored.sum()
 
     def _compare_outputs(self, batch: Any, batch_mean: BatchMean) -> bool:
         """Whether the loss could be computed from outputs, to see if it is a mean over examples.
@@ -156,13 +154,16 @@ class Survey:
             self._rare[shapes] = (examples, min(size, most))
 
     def _new_rows(self, position: int, tensor: Tensor) -> Tensor:
-        """One row for each new value of a tensor: the extremes, frequent ones, and a few others."""
+        """One row for each new value of a tensor: the extremes, frequent ones, and a few others.
+
+        The values are searched on the CPU: a device would have to be waited for at every step.
+        """
         rows = tensor.detach().reshape(len(tensor), -1)
         if tensor.is_floating_point() and rows.shape[1] <= MAX_WIDTH:
-            values, entries = _extremes(rows)
+            values, entries = _extremes(rows.cpu())
             frequent = torch.zeros_like(values, dtype=torch.bool)
         elif not (tensor.is_floating_point() or tensor.is_complex()) and rows.numel() < MAX_ENTRIES:
-            values, entries, counts = _distinct(rows)
+            values, entries, counts = _distinct(rows.cpu())
             frequent = counts >= max(MIN_FREQUENT, FREQUENT * rows.numel())
         else:
             return torch.empty(0, dtype=torch.long)
@@ -174,7 +175,7 @@ class Survey:
             others = (new & ~chosen).nonzero().flatten()
             chosen[others[: max(0, MAX_NEW_VALUES - len(seen))]] = True
         self._values[position] = torch.cat([seen, values[new]])
-        return entries[chosen].cpu() // rows.shape[1]
+        return entries[chosen] // rows.shape[1]
 
     def finish(self, passes: Passes, params: Params) -> Facts:
         """Check the examples that the pass collected; return the facts that it showed."""
@@ -186,12 +187,15 @@ class Survey:
             check_mean_loss(passes, params, examples, collected=True, gradients=False)
         for batch in [*self._samples, *([] if collected else [self._last])]:
             check_mean_loss(passes, params, batch, gradients=False)
-        ignored = self._ignored / max(self._tokens, 1)
+        counts = {int(n): int(count) for n, count in read_together(self._ignored).items()}
+        ignored = sum(counts.values()) / max(self._tokens, 1)
         if ignored > MIN_IGNORED:
             # A loss may be flat at this point (a margin that is kept), but not at all points.
+            first = min(number for number, count in counts.items() if count)
             with passes.prepared(training=False), torch.enable_grad():
+                batch, _ = next(islice(passes.read(), first, None))
                 here, *elsewhere = (
-                    _ignored_tokens(passes, point, self._with_ignored)
+                    _ignored_tokens(passes, point, batch)
                     for point in (params, *_random_points(params))
                 )
             always = torch.stack([here, *elsewhere]).all(0)
