@@ -198,7 +198,9 @@ def print_conclusion(fits: dict[str, tacit.Fit], applied: dict[str, float]) -> N
     for name, strength in applied.items():
         ((low, high),) = fits[name].intervals()["training"].values()
         where = "within" if low <= strength <= high else "outside"
-        text += f"The strength that AdamW applied, {strength:g}, is {where} the interval of {name}."
+        (estimate,) = fits[name].strengths.values()
+        text += f"AdamW applied {strength:g}, which is {where} the interval of {name}; "
+        text += f"the estimate is {estimate / strength - 1:+.1%} from it."
     if fits[best].explained < 0.5:
         text += (
             " But most of the target is left unexplained: do not interpret any of the strengths."
