@@ -63,3 +63,23 @@ def test_the_example_recovers_both_strengths():
     assert len(errors) == 2
     assert max(errors) < 1e-3
     assert "No problems found" in run.stdout
+
+
+@pytest.mark.slow
+def test_the_language_model_shows_the_decay_of_adamw():
+    command = [sys.executable, "examples/language_model.py", "--seed", "0"]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
+    assert run.returncode == 0, run.stderr
+    explained = {
+        name.strip(): float(percent)
+        for name, percent in re.findall(r"^(\S.*?) +([\d.]+)%  ", run.stdout, re.MULTILINE)
+    }
+    assert list(explained) == [
+        "AdamW's metric ridge", "ridge", "ridge by layer", "distance to initial"
+    ]  # fmt: skip
+    best, *others = explained.values()
+    assert best > 95
+    assert max(others) < 60
+    row = r"metric ridge .*% +[\d.]+ \[([\d.]+), ([\d.]+)\] +([\d.]+) +none"
+    ((low, high, applied),) = re.findall(row, run.stdout)
+    assert float(low) < float(applied) < float(high)
