@@ -163,7 +163,7 @@ def _layer_block(
         matrix[:, len(active) :] = values
         if kinks is not None:
             matrix[kinks] = 0
-        left_out += count_left_out(bound, name, kinks)
+        left_out += int(count_left_out(bound, name, kinks))
         factor = triangular_factor(torch.cat([factor, triangular_factor(matrix).cpu()]))
         rows += len(matrix)
     return Block(layer, tuple(active), factor, rows - left_out, left_out, floor)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from tacit.equations.equations import Block, Equations
-from tacit.equations.factors import triangular_factor
+from tacit.equations.factors import factor_of
 from tacit.equations.rows import BoundCandidates, Candidates, ScatterSum, read_block
 from tacit.objective.params import Params, norm
 from tacit.regularizers.elementwise import l1, l2, smooth_l1
@@ -26,7 +26,9 @@ UNEXPLAINED = 0.01
 MOST_COLUMNS = 24
 """Candidates of more columns than this have no alternatives."""
 MOST_ROWS, SLICE = 2**13, 2**11
-"""Of tensors of more rows, slices of as many rows in all are read, spread over the tensor."""
+"""Of tensors of more rows, slices of at most so many rows in all are read, spread over them."""
+MOST_SLICES = 128
+"""Of many tensors fewer slices are read, so that all have about as many; of each at least one."""
 WEIGHTS, BIASES = "weights", "biases and norms"
 """The blocks of a point: tensors of two or more dimensions, and the others."""
 
@@ -78,23 +80,25 @@ def _write_block(bound: BoundCandidates, names: Sequence[str], targets: Sequence
     columns = tuple(range(len(bound.columns.names)))
     width = len(columns) + len(targets)
     scatter = ScatterSum(bound, names, width)
-    factor, rows = torch.zeros(0, width, dtype=torch.float64), 0
+    matrices, rows = [], 0
     for name in names:
         size = bound.params[name].numel()
-        parts = _sample(bound, name, width)
+        parts = _sample(bound, name, width, most=max(1, MOST_SLICES // len(names)))
         weight = (size / sum(part.stop - part.start for part in parts)) ** 0.5 if parts else 1.0
         for part in parts:
             matrix, _ = read_block(bound, name, part, list(columns), targets)
-            factor = triangular_factor(torch.cat([factor.to(matrix), weight * matrix]))
+            matrices.append(weight * matrix)
             scatter.add(name, part, matrix, weight)
         rows += size
-    return scatter.attach(Block("", columns, factor.cpu(), rows, 0, 0.0))
+    factor = factor_of(matrices, width)
+    return scatter.attach(Block("", columns, factor, rows, 0, 0.0))
 
 
-def _sample(bound: BoundCandidates, name: str, width: int) -> list[slice]:
+def _sample(bound: BoundCandidates, name: str, width: int, *, most: int) -> list[slice]:
     """Slices of a tensor: all of it, or some that are spread over it."""
     size = bound.params[name].numel()
     if size <= MOST_ROWS or bound.subspace(name) is not None:
         return list(bound.slices(name, width))
-    starts = torch.linspace(0, size - SLICE, MOST_ROWS // SLICE).long().tolist()
+    number = min(MOST_ROWS // SLICE, most)
+    starts = [(size - SLICE) * (2 * i + 1) // (2 * number) for i in range(number)]
     return [slice(start, start + SLICE) for start in starts]

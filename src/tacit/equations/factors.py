@@ -46,7 +46,7 @@ class FactorSum:
     def add(self, matrix: Tensor) -> None:
         """Add a slice of rows."""
         if self.products is not None:
-            self.products += matrix.T @ matrix
+            self.products += (matrix.T @ matrix).to(self.products)
             return
         self.rows = _append(self.rows.to(matrix), matrix)
         if not self.by_qr and len(self.rows) > DIRECT:
@@ -75,6 +75,14 @@ class FactorSum:
         for matrix in read():
             factor = triangular_factor(_append(factor, matrix))
         return factor.cpu()
+
+
+def factor_of(matrices: Sequence[Tensor], width: int) -> Tensor:
+    """The triangular factor of all rows of these matrices, which may be on several devices."""
+    total = FactorSum(width)
+    for device in dict.fromkeys(matrix.device for matrix in matrices):
+        total.add(torch.cat([matrix for matrix in matrices if matrix.device == device]))
+    return total.factor(lambda: matrices)
 
 
 def _append(rows: Tensor, matrix: Tensor) -> Tensor:

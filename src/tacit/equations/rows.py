@@ -13,7 +13,7 @@ from tacit.equations.factors import FactorSum, triangular_factor
 from tacit.equations.sources import Family
 from tacit.errors import InputError, check_number, check_type
 from tacit.objective.objective import Objective
-from tacit.objective.params import Params, Scope, layer_of, select, shorten
+from tacit.objective.params import Params, Scope, layer_of, select, shorten, to_float64
 from tacit.regularizers.family import (
     Columns,
     Regularizer,
@@ -25,8 +25,9 @@ from tacit.regularizers.family import (
 )
 
 CHUNK, DEVICE_CHUNK = 2**18, 2**24
-"""Largest number of entries of [design | targets] that are read at once: on the CPU so few that they
-stay in its cache (2 MiB), on other devices so many that starting a kernel costs little (128 MiB)."""
+"""Largest number of entries of [design | targets] that are read at once: on the CPU so few that
+they stay in its cache (2 MiB), on other devices so many that starting a kernel costs little
+(128 MiB)."""
 KNOT_POINTS = 9
 """The knots of splines are set at the weights of at most so many points of a trajectory."""
 
@@ -409,7 +410,7 @@ def read_rows(
     along a subspace, design and targets are projected on it (`bound.slices` has the whole tensor);
     with kinks of single entries beside it, no row is left.
     """
-    flat = [target[name].flatten()[part] for target in targets]
+    flat = [to_float64(target[name].flatten()[part]) for target in targets]
     empty = torch.zeros(part.stop - part.start, 0, dtype=torch.float64)
     values = torch.stack(flat).mT if flat else empty
     for strength, known in bound.known if flat else ():

@@ -12,7 +12,7 @@ from tacit.equations.files import TARGET, read_file, write_file
 from tacit.equations.points import MODES, Setting, TargetPoint
 from tacit.equations.sources import PointFacts
 from tacit.errors import InputError
-from tacit.objective.params import Params, Point
+from tacit.objective.params import Params, Point, to_float64
 from tacit.objective.scale import Scale
 from tacit.plain import check_plain
 
@@ -105,7 +105,8 @@ def _parts_of(point: TargetPoint) -> dict[str, Params]:
         parts["buffers"] = point.params.buffers
     if isinstance(point.start, Point):
         parts["buffers of the start"] = point.start.buffers
-    parts |= {f"vector {group}": vector for group, vector in enumerate(point.vectors)}
+    for group, vector in enumerate(point.vectors):
+        parts[f"vector {group}"] = {name: to_float64(tensor) for name, tensor in vector.items()}
     others = {"metric": point.metric, "weights": point.weights, "start": point.start or {}}
     return parts | {part: tensors for part, tensors in others.items() if tensors}
 

@@ -1,11 +1,16 @@
 """The options that all constructors of an `Objective` share."""
 
-from typing import TypedDict
+from typing import Literal, TypedDict
 
+import torch
 from torch import Tensor
 
 from tacit.errors import InputError, check_choice
 from tacit.objective.models import BatchNorm
+
+Accumulate = Literal["float64", "float32"]
+SUMS: dict[Accumulate, torch.dtype] = {"float64": torch.float64, "float32": torch.float32}
+"""The dtypes that derivatives can be summed in."""
 
 
 class ObjectiveOptions(TypedDict, total=False):
@@ -17,6 +22,7 @@ class ObjectiveOptions(TypedDict, total=False):
     draws: int
     seed: int
     batch_norm: BatchNorm | None
+    accumulate: Accumulate
 
 
 def check_options(constructor: str, options: ObjectiveOptions) -> ObjectiveOptions:

@@ -15,8 +15,8 @@ Params = dict[str, Tensor]
 Scope = str | Collection[str] | Callable[[str], bool] | Callable[[str, Tensor], bool] | None
 """Which parameters: a name pattern, a list of them, or a predicate of (name) or (name, tensor)."""
 
-SLICE = 2**20
-"""Entries of a tensor that are converted to float64 at once."""
+SLICE, DEVICE_SLICE = 2**20, 2**24
+"""Entries of a tensor that are converted to float64 at once: on the CPU, and on other devices."""
 ROOT = "(model)"
 """The layer of parameters that the outermost module owns itself."""
 
@@ -233,7 +233,8 @@ def square_norms(tensors: Mapping[str, Tensor]) -> dict[str, float]:
 
 def square_sum(tensor: Tensor) -> Tensor:
     """The sum of squares as a tensor on the device, accumulated in float64 in slices."""
-    parts = map(to_float64, tensor.detach().flatten().split(SLICE))
+    slices = tensor.detach().flatten().split(SLICE if tensor.is_cpu else DEVICE_SLICE)
+    parts = map(to_float64, slices)
     return torch.stack([torch.dot(part, part) for part in parts]).sum()
 
 
@@ -277,17 +278,17 @@ def fingerprint(params: Mapping[str, Tensor]) -> tuple[float, ...]:
     On the CPU slices are so small that torch sums each on one thread: the numbers do not depend on
     the number of threads.
     """
-    numbers: list[float] = []
-    for tensor in params.values():
-        size = 2**14 if tensor.device.type in ("cpu", "mps") else 2**24
-        square, weighted = 0.0, 0.0
+    sums: Params = {}
+    for name, tensor in params.items():
+        size = 2**14 if tensor.device.type in ("cpu", "mps") else DEVICE_SLICE
+        square = weighted = torch.zeros((), dtype=torch.float64)
         for number, part in enumerate(tensor.detach().flatten().split(size), 1):
             part = to_float64(part)
             ramp = torch.linspace(1, 2, len(part), dtype=part.dtype, device=part.device)
-            square += float(part.square().sum())
-            weighted += number * float((part * ramp).sum())
-        numbers += [square, weighted]
-    return tuple(numbers)
+            square = square + part.square().sum()
+            weighted = weighted + number * (part * ramp).sum()
+        sums[name] = torch.stack([square, weighted])
+    return tuple(number for pair in read_together(sums).values() for number in pair.tolist())
 
 
 def describe(value: Any) -> str:

@@ -96,7 +96,7 @@ class Passes:
     redraws_data: bool = False
     """Whether the data is read anew for each draw, with its randomness seeded by (seed, draw)."""
     sums: torch.dtype = torch.float64
-    """The dtype that derivatives are summed in."""
+    """The dtype that gradients are summed in; other derivatives always are in float64."""
     attributes: Attributes | None = None
     """Those of the model's modules, where they are known already."""
 
@@ -253,8 +253,11 @@ class Passes:
         `look` is called with every batch and its mean loss, in the first draw.
         """
         readings, leaves = self.readings(draws), derivatives.leaves(params)
-        sums = _Sums({} if derivative is None else params, self.sums)
-        take = sums.stream_gradient if derivative is derivatives.gradient else derivative
+        is_gradient = derivative is derivatives.gradient
+        sums = _Sums(
+            {} if derivative is None else params, self.sums if is_gradient else torch.float64
+        )
+        take = sums.stream_gradient if is_gradient else derivative
         total_weight, count = 0.0, 0
         with self.prepared(training=self.training) as passes, torch.enable_grad():
             for draws_here in readings:
