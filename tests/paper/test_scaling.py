@@ -10,6 +10,7 @@ from support.experiments import run
 from torch.nn import functional as F
 
 import tacit
+from tacit.objective.options import ObjectiveOptions
 from tacit_paper import plots, scaling
 from tacit_paper.scaling.checks import GIB, LARGE, MODEL_BYTES, SUM_BYTES, check, select
 from tacit_paper.scaling.config import Size
@@ -128,6 +129,30 @@ def test_every_computation_is_measured_in_turn():
     costs = measure_in_turn(computations, repeats=2, device="cpu")
     assert calls == ["a prepared", "b prepared"] * 2
     assert all(cost.seconds > 0 and cost.peak_bytes is None for cost in costs.values())
+
+
+def test_memory_is_the_peak_above_what_was_allocated(monkeypatch):
+    counters = {"memory_allocated": 100, "max_memory_allocated": 175}
+    for name, value in counters.items():
+        monkeypatch.setattr(torch.cuda, name, lambda value=value: value)
+    for name in ("synchronize", "reset_peak_memory_stats"):
+        monkeypatch.setattr(torch.cuda, name, lambda: None)
+    computations = {"a": Computation(lambda _: None, lambda: None)}
+    costs = measure_in_turn(computations, repeats=2, device="cuda")
+    assert costs["a"].peak_bytes == 75
+
+
+@pytest.mark.skipif(
+    "accumulate" not in ObjectiveOptions.__annotations__,
+    reason="objectives add up gradients in float64 only",
+)
+def test_there_is_one_row_per_precision_of_sums():
+    config = replace(TINY, sums=("float64", "float32"))
+    models = pd.DataFrame(list(size_rows(config, SMALL, "float32", "cpu")))
+    assert list(models.sums) == ["float64", "float32"]
+    assert models.plain_seconds.nunique() == 1
+    assert models.l2_part[0] != models.l2_part[1]
+    assert models.l2_part[0] == pytest.approx(models.l2_part[1], rel=1e-4)
 
 
 def test_strengths_are_those_of_the_normal_equations(rows):

@@ -1,10 +1,10 @@
 """What an estimate costs: time and memory by parameters, examples and candidates
 
-A decoder like GPT-2 with random weights. (A) Seconds per batch of one plain gradient pass (grey), of
-an estimate with two candidates, and with one strength per layer; labels are in plain passes. (B)
-Peak memory above the model, with gradients added up in float64 (default) and in float32. (C) Time by
-the number of tokens: a part of an estimate does not grow with the data. (D) Time by the number of
-candidates.
+A decoder like GPT-2 with random weights. (A) Seconds per batch of one plain gradient pass (grey),
+of an estimate with two candidates, and with one strength per layer; labels are in plain passes. (B)
+Peak memory above the model, with gradients added up in float64 (the default) or in float32. (C)
+Time by the number of tokens: part of an estimate does not grow with the data. (D) Time by the
+number of candidates.
 
 A plain pass is `batch_loss(model, batch).mean().backward()` over all batches, gradients added up in
 `.grad`. All computations of a unit alternate with it, after a warm-up, and the least of two times
@@ -13,9 +13,9 @@ rows as `objective_seconds`. An estimate is `fit(endpoint_equations(objective, [
 smooth_l1(1e-3)]))`. Its fixed part follows from its times on two numbers of batches.
 
 Memory is the peak that torch allocates above the model and the data. A plain pass holds the
-gradient in the model's dtype. Where products of float32 matrices go to tensor cores, they are in
-TF32. The largest model recomputes its activations in the backward pass, and is measured on few
-batches, so that the fixed part is a large part of its time.
+gradient in the model's dtype. On a GPU, products of float32 matrices are in TF32. The largest model
+computes its activations again in the backward pass, and is measured on few batches, so that the
+fixed part is a large part of its time.
 
 The strengths of every size are compared with naive ones, from the normal equations of the plain
 pass's gradients. The rows also have the cost of a difference over eight dropout masks, and of the

@@ -29,7 +29,7 @@ def plot(rows: Table) -> "plots.Figure":
 def _draw_times(axes: Any, rows: Table) -> None:
     """Seconds per batch of a plain pass, an estimate and an estimate by layers."""
     models = select(rows, "parameters", sums="float64")
-    for dtype, dashes in _dtypes(models):
+    for above, (dtype, dashes) in zip((5, -5), _dtypes(models), strict=False):
         line = select(models, "parameters", dtype=dtype).sort_values("parameters")
         axes.plot(line.parameters, line.plain_seconds / line.batches, **PLAIN)
         axes.plot(line.parameters, line.estimate_seconds / line.batches, dashes, **ESTIMATE)
@@ -37,7 +37,7 @@ def _draw_times(axes: Any, rows: Table) -> None:
         last = line.iloc[-1]
         ratio = float(passes(line, "estimate").iloc[-1])
         end = (last.parameters, last.estimate_seconds / last.batches)
-        _label(axes, end, f"{dtype}\n{ratio:.2f} passes", plots.BLUE)
+        _label(axes, end, f"{dtype}: {ratio:.2f} passes", plots.BLUE, above=above)
     for row in select(rows, "largest").itertuples():
         seconds = row.estimate_seconds / row.batches
         axes.plot(row.parameters, row.plain_seconds / row.batches, "o", color=plots.GREY, ms=9)
@@ -49,7 +49,7 @@ def _draw_times(axes: Any, rows: Table) -> None:
     axes.legend(loc="upper left")
     axes.set(title="A  Time by parameters", xscale="log", yscale="log", xlabel="parameters")
     axes.set_ylabel(f"seconds per batch of {models.tokens_per_batch.iloc[0]:,} tokens")
-    axes.set_xlim(right=12 * rows.parameters.max())
+    _set_limits(axes, rows.parameters, right=0.4, top=0.35)
 
 
 def _draw_memory(axes: Any, rows: Table) -> None:
@@ -64,16 +64,13 @@ def _draw_memory(axes: Any, rows: Table) -> None:
         line = select(models, "parameters", dtype=dtype).sort_values("parameters")
         plain = line.drop_duplicates("parameters")
         axes.plot(plain.parameters, plain.plain_bytes / GIB, **PLAIN)
-        for sums, colour in SUMS.items():
-            part = line[line.sums == sums]
-            if len(part):
-                style = {**ESTIMATE, "color": colour}
-                axes.plot(part.parameters, part.estimate_bytes / GIB, dashes, **style)
+        for sums in line.sums.unique():
+            _draw_peaks(axes, line[line.sums == sums], dashes, labelled=dashes == "-")
     for row in select(rows, "largest").itertuples():
         end = (row.parameters, row.estimate_bytes / GIB)
         axes.plot(row.parameters, row.plain_bytes / GIB, "o", color=plots.GREY, ms=9, alpha=0.6)
         axes.plot(*end, "*", color=SUMS[row.sums], ms=10)
-        _label(axes, end, f"{row.dtype}\n{end[1]:.0f} GiB", SUMS[row.sums])
+        _label(axes, end, f"{end[1]:.0f} GiB, {row.dtype}", SUMS[row.sums])
     axes.plot([], [], **PLAIN, label="one plain gradient pass")
     for sums, colour in SUMS.items():
         axes.plot([], [], **{**ESTIMATE, "color": colour}, label=f"estimate, sums in {sums}")
@@ -81,7 +78,18 @@ def _draw_memory(axes: Any, rows: Table) -> None:
         axes.plot([], [], dashes, color="black", lw=1.2, label=f"{dtype} model")
     axes.legend(loc="upper left")
     axes.set(xscale="log", yscale="log", ylabel="GiB")
-    axes.set_xlim(right=12 * rows.parameters.max())
+    _set_limits(axes, rows.parameters, right=0.4, top=0.45)
+
+
+def _draw_peaks(axes: Any, line: Table, dashes: str, *, labelled: bool) -> None:
+    """The line of an estimate's memory in one precision of sums, perhaps with its last value."""
+    sums = line.sums.iloc[0]
+    peaks = line.estimate_bytes / GIB
+    axes.plot(line.parameters, peaks, dashes, **{**ESTIMATE, "color": SUMS[sums]})
+    if labelled:
+        text = f"{sums} sums: {peaks.iloc[-1]:.0f} GiB"
+        above = 6 if sums == "float64" else -6
+        _label(axes, (line.parameters.iloc[-1], peaks.iloc[-1]), text, SUMS[sums], above=above)
 
 
 def _draw_tokens(axes: Any, line: Table) -> None:
@@ -91,14 +99,15 @@ def _draw_tokens(axes: Any, line: Table) -> None:
     axes.plot(tokens, line.plain_seconds, **PLAIN)
     axes.plot(tokens, line.estimate_seconds, **ESTIMATE)
     ratios = passes(line, "estimate").tolist()
-    for position in (0, -1):
+    for position, above in ((0, 12), (-1, -4)):
         point = (tokens.iloc[position], line.estimate_seconds.iloc[position])
-        text = f"{ratios[position]:.2f} passes"
-        _label(axes, point, text, plots.BLUE, below=position == -1)
-    _label(axes, (tokens.iloc[0], line.plain_seconds.iloc[0]), "plain", plots.GREY, below=True)
+        _label(axes, point, f"{ratios[position]:.2f} passes", plots.BLUE, above=above)
+    middle = len(line) // 2
+    point = (tokens.iloc[middle], line.plain_seconds.iloc[middle])
+    _label(axes, point, "plain pass", plots.GREY, above=-10)
     axes.set(title="C  Time by examples (tokens)", xscale="log", yscale="log", xlabel="tokens")
     axes.set_ylabel(f"seconds, {_describe(line)}")
-    axes.set_xlim(right=3 * tokens.max())
+    _set_limits(axes, tokens, right=0.2, top=0.1)
 
 
 def _draw_candidates(axes: Any, rows: Table) -> None:
@@ -108,8 +117,8 @@ def _draw_candidates(axes: Any, rows: Table) -> None:
     axes.axhline(plain, **PLAIN)
     axes.plot(line.candidates, line.estimate_seconds, **ESTIMATE)
     axes.text(
-        0.98, plain, "one plain gradient pass", color=plots.GREY, size=8, ha="right", va="top",
-        transform=axes.get_yaxis_transform(),
+        0.98, 0.94 * plain, "one plain gradient pass", color=plots.GREY, size=8, ha="right",
+        va="top", transform=axes.get_yaxis_transform(),
     )  # fmt: skip
     share = seconds_per_candidate(rows) / plain
     axes.text(
@@ -133,10 +142,18 @@ def _dtypes(rows: Table) -> list[tuple[str, str]]:
 
 
 def _label(
-    axes: Any, point: tuple[float, float], text: str, colour: str, *, below: bool = False
+    axes: Any, point: tuple[float, float], text: str, colour: str, *, above: float = 0
 ) -> None:
-    """Text to the right of a point, or below it."""
-    offset = (4, -14) if below else (8, 0)
-    axes.annotate(
-        text, point, xytext=offset, textcoords="offset points", color=colour, size=8, va="center"
-    )
+    """Text to the right of a point, and so many points above it."""
+    place: Any = {"xytext": (8, above), "textcoords": "offset points"}
+    axes.annotate(text, point, **place, color=colour, size=8, va="center")
+
+
+def _set_limits(axes: Any, values: Table, *, right: float, top: float) -> None:
+    """Room for labels and the legend, as parts of the ranges of both logarithmic axes."""
+    low, high = axes.get_ylim()
+    axes.set_ylim(low, high * (high / low) ** top)
+    spread = max(10.0, axes.dataLim.x1 / values.min())
+    axes.set_xlim(values.min() / spread**0.05, axes.dataLim.x1 * spread**right)
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_minor_formatter("")

@@ -1,5 +1,6 @@
 """A model with its data, and the computations on them whose cost is measured."""
 
+import gc
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -89,6 +90,9 @@ def open_workload(
             f"the models of this preset are too large for device {device!r}: pass --device cuda, "
             "or --preset quick."
         )
+    if device == "cuda":  # an earlier model may wait for the collector of cycles
+        gc.collect()
+        torch.cuda.empty_cache()
     model = build_decoder(
         size,
         positions=config.positions,
@@ -118,6 +122,3 @@ def open_workload(
     }
     with tf32_products():
         yield Workload(model, data, config.sums[0], labels)
-    if device == "cuda":
-        del model, data
-        torch.cuda.empty_cache()
