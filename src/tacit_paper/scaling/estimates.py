@@ -10,6 +10,7 @@ import torch
 
 from tacit import (
     Fit,
+    Objective,
     Regularizer,
     difference_equations,
     fit,
@@ -100,21 +101,34 @@ def difference_rows(config: Config, dtype: str, device: str) -> Iterator[Row]:
     """One row: what dropout adds, over several masks, and the scores of all tokens."""
     size = _fixed_size(config)
     with open_workload(config, size, dtype, device, batches=config.batches) as workload:
-
-        def difference(_: object) -> None:
-            technique = workload.objective(training=True, draws=config.draws)
-            fit(difference_equations(technique, workload.objective(), ELASTIC_NET))
-
-        computations = {
-            "plain": workload.plain(),
-            "difference": Computation(difference, workload.clear_gradients),
-            "score": Computation(
-                score_examples, lambda: fit_endpoint(workload.new_objective(), ELASTIC_NET)
-            ),
-        }
-        costs = _measure(computations, workload, replace(config, repeats=1), device)
+        once = replace(config, repeats=1)
+        # Twice, because the first computation with dropout also loads its kernels.
+        for part in (workload.first(1), workload):
+            computations = {
+                "plain": part.plain(),
+                "difference": _difference(part, config.draws),
+                "score": _scores(part),
+            }
+            costs = _measure(computations, part, once, device)
         labels = {"kind": "difference", **workload.labels, "candidates": 2, "draws": config.draws}
         yield {**labels, **_cost_columns(costs)}
+
+
+def _difference(workload: Workload, draws: int) -> Computation:
+    """What dropout adds, from two objectives that have not seen the data."""
+
+    def prepare() -> tuple[Objective, Objective]:
+        plain = workload.new_objective()
+        return workload.objective(training=True, draws=draws), plain
+
+    return Computation(
+        lambda objectives: fit(difference_equations(*objectives, ELASTIC_NET)), prepare
+    )
+
+
+def _scores(workload: Workload) -> Computation:
+    """The scores of all tokens, of an estimate that is there."""
+    return Computation(score_examples, lambda: fit_endpoint(workload.new_objective(), ELASTIC_NET))
 
 
 def candidates(count: int) -> Sequence[Regularizer]:
