@@ -122,7 +122,7 @@ def _difference(workload: Workload, draws: int) -> Computation:
         return workload.objective(training=True, draws=draws), plain
 
     return Computation(
-        lambda objectives: fit(difference_equations(*objectives, ELASTIC_NET)), prepare
+        lambda both: fit(difference_equations(both[0], both[1], ELASTIC_NET)), prepare
     )
 
 
