@@ -58,6 +58,6 @@ PAPER = Config()
 QUICK = Config(
     sizes=(Size("0.1 million", 2, 64), Size("0.3 million", 2, 112), Size("1 million", 5, 128)),
     largest=None, fixed="0.1 million", dtypes=("float32",), sums=("float64",), positions=32,
-    sequences=8, batches=8, few=2, batch_counts=(1, 2, 4, 8), candidate_counts=(1, 4, 16),
+    sequences=8, batches=5, few=1, batch_counts=(1, 2, 5), candidate_counts=(1, 4, 16),
     gpu=False,
 )  # fmt: skip
