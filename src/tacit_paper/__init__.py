@@ -6,8 +6,8 @@ words, then details. The folder exports:
 - `Config`: a frozen dataclass of plain values. `PAPER` and `QUICK` are its two presets.
 - `work(config, device)`: the units of work by name, in order. A unit is a function that yields
   rows, dictionaries of plain values. An interruption loses at most one unit, and units do not
-  depend on each other. Columns that end in `_seconds` hold measured times; all others are the same
-  in every run.
+  depend on each other. Columns that end in `_seconds` or `_bytes` hold measured times and memory;
+  all others are the same in every run.
 - `FIGURE`: its number in the paper, such as `Figure 3`, or `New`.
 - `plot(rows)`: the figure, drawn only from the rows (a pandas DataFrame). A folder may also export
   `plot_details(rows)`, a second figure that is shown below the first.
@@ -39,6 +39,7 @@ EXPERIMENTS = (
     "trust",
     "laws",
     "discovery",
+    "scaling",
 )
 """Names of the experiments: the paper's figures in its order, then new ones; dropout by moments
 follows the figure that it continues.

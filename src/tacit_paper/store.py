@@ -44,6 +44,8 @@ MAX_VALUES = 10**8
 """Values of a table of rows, at most: a small compressed file could fill the memory."""
 MAX_BYTES = 2**30
 """Bytes of a table of rows, at most, in the file and in memory."""
+MEASURED = ("_seconds", "_bytes")
+"""Endings of columns with measured times and memory, which differ between runs."""
 _REMEDY = "Move it away, or pass --force to replace it."
 _SETTINGS = ("experiment", "preset", "config", "device", "made_with")
 
@@ -283,9 +285,9 @@ def finished_folders(out: Path) -> Iterator[Path]:
 
 
 def content_hash(rows: list[Row]) -> str:
-    """A hash of the rows without measured times: equal for two runs of the same configuration."""
-    untimed = [{k: v for k, v in row.items() if not k.endswith("_seconds")} for row in rows]
-    return _hash(json.dumps(untimed, sort_keys=True).encode())
+    """A hash of the rows without what was measured: equal for two runs of one configuration."""
+    fixed = [{k: v for k, v in row.items() if not k.endswith(MEASURED)} for row in rows]
+    return _hash(json.dumps(fixed, sort_keys=True).encode())
 
 
 def write(path: Path, fill: Callable[[Path], object], *, remedy: str = CHOOSE_OUT) -> None:

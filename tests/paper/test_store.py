@@ -132,8 +132,9 @@ def test_every_column_of_every_row_is_stored(tmp_path):
             assert stored == value or (value is None and stored != stored), name
 
 
-def test_the_content_hash_excludes_measured_times():
-    rows = [{"a": 1, "x_seconds": 2.0}], [{"a": 1, "x_seconds": 3.0}], [{"a": 2}]
+@pytest.mark.parametrize("column", ["x_seconds", "x_bytes"])
+def test_the_content_hash_excludes_measured_times_and_memory(column):
+    rows = [{"a": 1, column: 2}], [{"a": 1, column: 3}], [{"a": 2}]
     first, other_time, other_value = map(store.content_hash, rows)
     assert first == other_time != other_value
 
