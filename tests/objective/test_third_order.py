@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from support.hard_to_differentiate import NativeLayerNorm
 from support.models import loss_of, params_of, random_data, tanh_mlp
 from torch import nn
 from torch.nn import functional as F
@@ -55,7 +56,10 @@ def test_curvature_and_its_gradient_are_those_of_the_dense_hessian():
     torch.testing.assert_close(gradient, by_differences, rtol=1e-7, atol=1e-7)
 
 
-@pytest.mark.parametrize("norm", [nn.LayerNorm(4), nn.GroupNorm(2, 4)], ids=["layer", "group"])
+NORMS = {"layer": nn.LayerNorm(4), "native": NativeLayerNorm(4), "group": nn.GroupNorm(2, 4)}
+
+
+@pytest.mark.parametrize("norm", NORMS.values(), ids=NORMS.keys())
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_third_derivatives_are_right_through_fused_norms(norm, dtype):
     model = normed(copy.deepcopy(norm))
@@ -84,7 +88,8 @@ def test_third_derivatives_are_right_through_batch_norm_of_batches():
 def test_kinks_beside_a_fused_norm_are_refused():
     """A step across a kink changes the Hessian by a jump, which no difference resolves."""
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(3, 64), nn.LayerNorm(64), nn.ReLU(), nn.Linear(64, 1)).double()
+    norm = NativeLayerNorm(64)
+    model = nn.Sequential(nn.Linear(3, 64), norm, nn.ReLU(), nn.Linear(64, 1)).double()
     X, y = random_data(2, count=500, inputs=3)
     objective = tacit.Objective(model, F.mse_loss, (X, y))
     with pytest.raises(tacit.InputError, match=r"third derivatives .* wrong in 0.*kinks"):

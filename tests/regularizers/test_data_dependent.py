@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from support.hard_to_differentiate import NativeLayerNorm
 from support.models import loss_of, params_of, random_data, tanh_mlp
 from support.objectives import dropout_mlp
 from torch import nn
@@ -63,7 +64,7 @@ def test_a_penalty_that_holds_a_part_constant_is_refused():
         penalty.bind(params_of(model))
 
 
-def test_third_derivatives_through_layer_norm_are_refused():
+def test_third_derivatives_through_a_fused_norm_are_refused():
     def curvatures(model, batch):
         x = batch[0].clone().requires_grad_()
         (slopes,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
@@ -71,10 +72,10 @@ def test_third_derivatives_through_layer_norm_are_refused():
         return bends.square().sum(1)
 
     torch.manual_seed(0)
-    layers = nn.Linear(5, 6), nn.LayerNorm(6), nn.Tanh(), nn.Linear(6, 1)
+    layers = nn.Linear(5, 6), NativeLayerNorm(6), nn.Tanh(), nn.Linear(6, 1)
     model = nn.Sequential(*layers).double()
     penalty = mean_of(Objective.from_batch_loss(model, curvatures, random_data(0)))
-    with pytest.raises(InputError, match=r"wrong in 0.*layer norm"):
+    with pytest.raises(InputError, match=r"wrong in 0.*fused norm"):
         penalty.bind(params_of(model))
 
 

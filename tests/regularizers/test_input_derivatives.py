@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from support.hard_to_differentiate import NativeLayerNorm
 from support.models import image_data, params_of, random_data, small_cnn, tanh_mlp
 from torch import nn
 from torch.func import functional_call, jacrev
@@ -185,9 +186,9 @@ def test_what_has_no_such_derivatives_is_refused(name):
         call()
 
 
-def test_wrong_third_derivatives_of_layer_norm_are_refused():
+def test_wrong_third_derivatives_of_a_fused_norm_are_refused():
     torch.manual_seed(0)
-    layers = nn.Linear(5, 6), nn.LayerNorm(6), nn.Tanh(), nn.Linear(6, 1)
+    layers = nn.Linear(5, 6), NativeLayerNorm(6), nn.Tanh(), nn.Linear(6, 1)
     model = nn.Sequential(*layers).double()
     objective, params = Objective(model, F.mse_loss, random_data(0)), params_of(model)
     with pytest.raises(InputError, match=r"input_laplacian is wrong in 0"):

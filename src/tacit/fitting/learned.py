@@ -141,7 +141,7 @@ def fit_regularizer(
     places = _held_out_places(held_out, len(endpoints))
     fitted = [e for place, e in enumerate(endpoints) if place not in places]
     # The module may be called where gradients are off, and may have attention in it.
-    with torch.inference_mode(mode=False), torch.enable_grad(), derivatives.math_attention():
+    with torch.inference_mode(mode=False), torch.enable_grad(), derivatives.twice_differentiable():
         scaled, learned = prepare(module, fitted)
         together = stack_endpoints(scaled, fitted)
         converged = _minimise(scaled, learned, together, starts, seed)

@@ -18,6 +18,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
 from tacit.errors import InputError
+from tacit.objective.closed_forms import ClosedForms
 from tacit.objective.params import Params, layer_of, norm, same_buffers
 
 DIRECTIONS = 4
@@ -146,6 +147,16 @@ def math_attention() -> Iterator[None]:
             yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fast_path)
+
+
+@contextmanager
+def twice_differentiable() -> Iterator[None]:
+    """Attention on the math backend, cross-entropy and layer norm in closed form.
+
+    The second are for memory and speed; see `closed_forms`.
+    """
+    with math_attention(), ClosedForms():
+        yield
 
 
 def wrong_gradient(

@@ -297,7 +297,7 @@ class Objective:
         self._check_unshifted()
         point = self.point(params)
         vector = check_params(direction, point, what="direction")
-        with derivatives.math_attention():
+        with derivatives.twice_differentiable():
             self.compared.check_products(point)
             return self._run(
                 point, lambda mean, leaves: derivatives.hessian_product(mean, leaves, vector)
@@ -308,7 +308,7 @@ class Objective:
         """Σ_v vᵀH(θ)v over directions v, in one pass."""
         self._check_unshifted()
         point = self.point(params)
-        with derivatives.math_attention():
+        with derivatives.twice_differentiable():
             self.compared.check_products(point)
             entries = self._run(point, partial(curvatures, directions=directions)).derivative
         return float(sum(e.sum() for e in entries.values()))
@@ -323,7 +323,7 @@ class Objective:
         """
         self._check_unshifted()
         point = self.point(params)
-        with derivatives.math_attention():
+        with derivatives.twice_differentiable():
             self.compared.check_products(point)
             wrong = self.compared.wrong_thirds(point)
             return sum_of_gradients(self._run, point, directions, wrong)

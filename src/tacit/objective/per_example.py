@@ -163,7 +163,7 @@ def directional_derivatives(
         return evaluate(leaves, second_order)
 
     prepared = passes.prepared(training=passes.training)
-    with prepared, derivatives.math_attention(), torch.enable_grad():
+    with prepared, derivatives.twice_differentiable(), torch.enable_grad():
         check_rows_are_examples(passes, params, probe)
         readings = [
             _read_examples(passes, draws_here, of_batch, first_order.signed_sum, len(draws))

@@ -1,7 +1,8 @@
 """vᵀHv along directions v, and its gradient, which takes third derivatives of the loss.
 
-Torch's third derivatives are wrong, without an error, through fused layers such as layer norm, and
-batch norm in training mode. There the gradient is a central difference of Hessian products.
+Torch's third derivatives are wrong, without an error, through fused layers such as group norm, and
+batch norm in training mode. There the gradient is a central difference of Hessian products. Layer
+norm has derivatives of ours (`closed_forms`).
 """
 
 import math

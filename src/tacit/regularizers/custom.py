@@ -33,7 +33,7 @@ def regularizer(
 
     def value(params: Params) -> Tensor:
         in_scope = select(params, scope, what=f"scope of {name}")
-        with derivatives.math_attention():  # it may take derivatives itself
+        with derivatives.twice_differentiable():  # it may take derivatives itself
             penalty = function({n: p if n in in_scope else p.detach() for n, p in params.items()})
         if not isinstance(penalty, Tensor) or penalty.numel() != 1:
             shape = tuple(penalty.shape) if isinstance(penalty, Tensor) else type(penalty).__name__
@@ -82,6 +82,6 @@ def _check_gradient(
             "the finite difference of its value. Either it holds a part constant (.detach(), "
             ".data, numpy): compute constants outside of the function. Or it takes derivatives "
             "itself through a layer that torch cannot differentiate that often (a custom "
-            "function; three times layer norm, or batch norm in training mode): write that layer "
+            "function; three times a fused norm, or batch norm in training mode): write that layer "
             "in elementary torch operations."
         )

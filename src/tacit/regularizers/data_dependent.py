@@ -92,14 +92,14 @@ def mean_penalty(
     def gradient(params: Params) -> Params:
         nonlocal checked
         point, names = penalties.point(params), in_scope(params)
-        with derivatives.math_attention():  # it may take derivatives itself
+        with derivatives.twice_differentiable():  # it may take derivatives itself
             if not checked and (layers := penalties.compared.wrong_gradient(point, names)):
                 raise InputError(
                     f"autograd's gradient of {name} is wrong in {shorten(layers)}: it is not the "
                     "finite difference of its value. Either its loss holds a part constant "
                     "(.detach(), .data, no_grad): compute constants outside of the loss. Or it "
                     "takes derivatives itself through a layer that torch cannot differentiate that "
-                    "often (a custom function; three times layer norm, or batch norm in training "
+                    "often (a custom function; three times a fused norm, or batch norm in training "
                     "mode): write that layer in elementary torch operations."
                 )
             checked = True
@@ -107,7 +107,7 @@ def mean_penalty(
         return {n: whole[n] for n in names}
 
     def evaluate(params: Params) -> Tensor:
-        with derivatives.math_attention():
+        with derivatives.twice_differentiable():
             return torch.tensor([penalties.value(params)], dtype=torch.float64)
 
     def bind(params: Params) -> Columns:
@@ -162,7 +162,7 @@ def per_example(
         options["batch_size"] = min(batch_size, objective.batch_size or BATCH_SIZE)
     if objective.regroups:  # the same examples share a batch
         options |= {"draws": objective.draws, "seed": objective.seed}
-    with derivatives.math_attention():
+    with derivatives.twice_differentiable():
         return Objective.from_batch_loss(objective.model, penalties, objective.data, **options)
 
 

@@ -46,7 +46,7 @@ def input_jacobian(
         This penalty alone is not what input noise adds: away from a perfect fit, the two parts are
         of similar size. List both.
 
-        Torch's third derivatives are wrong in some fused layers (layer norm). The first gradient is
+        Torch's third derivatives are wrong in some fused layers. The first gradient is
         compared with a finite difference, and such models are refused.
 
     Args:
@@ -95,7 +95,7 @@ def input_laplacian(
         The outputs of a ReLU network are piecewise linear in the inputs. Its Laplacian lies on the
         kinks, where autograd does not see it: it counts as zero here, while noise does cross them.
 
-        Torch's third derivatives are wrong in some fused layers (layer norm). The first gradient is
+        Torch's third derivatives are wrong in some fused layers. The first gradient is
         compared with a finite difference, and such models are refused.
 
     Args:

@@ -160,7 +160,7 @@ def gradient_variance(
 
     def gradient(params: Params) -> Params:
         point = objective.point(params)
-        with derivatives.math_attention():
+        with derivatives.twice_differentiable():
             objective.compared.check_products(point)
             product = over_batches(point, _double_product)
         return {n: product[n] for n in select(params, scope, what=f"scope of {name}")}

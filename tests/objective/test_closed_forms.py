@@ -1,0 +1,149 @@
+"""Closed forms of second derivatives: against torch's own, and finite differences."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from tacit.objective import closed_forms
+from tacit.objective.closed_forms import ClosedForms
+
+
+@pytest.fixture(autouse=True)
+def few_classes(monkeypatch):
+    monkeypatch.setattr(closed_forms, "MIN_CLASSES", 2)
+    monkeypatch.setattr(closed_forms, "CHUNK", 20)
+
+
+def normal(*shape, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+
+PROBABILITIES = normal(6, 5, seed=9).softmax(1)
+LABELS = torch.tensor([0, 3, -100, 4, 1, 1])
+CROSS_ENTROPIES = {
+    "mean": lambda z: F.cross_entropy(z, LABELS),
+    "sum": lambda z: F.cross_entropy(z, LABELS, reduction="sum"),
+    "none": lambda z: F.cross_entropy(z, LABELS, reduction="none"),
+    "ignored": lambda z: F.cross_entropy(z[3:], LABELS[3:], ignore_index=1),
+    "all ignored but one": lambda z: F.cross_entropy(z[:2], LABELS[1:3]),
+    "positions": lambda z: F.cross_entropy(z.view(2, 3, 5).mT, LABELS.view(2, 3)),
+    "images": lambda z: F.cross_entropy(
+        z.view(1, 2, 3, 5).movedim(-1, 1), LABELS.view(1, 2, 3), reduction="none"
+    ),
+    "one": lambda z: F.cross_entropy(z[0], LABELS[0]),
+    "module": lambda z: nn.CrossEntropyLoss()(z, LABELS),
+    "class weights": lambda z: F.cross_entropy(z, LABELS, weight=torch.arange(1.0, 6).double()),
+    "smoothing": lambda z: F.cross_entropy(z, LABELS, label_smoothing=0.1),
+    "probabilities": lambda z: F.cross_entropy(z, PROBABILITIES),
+}
+LAYER_NORMS = {
+    "affine": lambda x, w, b: F.layer_norm(x, (4,), w, b),
+    "large epsilon": lambda x, w, b: F.layer_norm(x, (4,), w, b, eps=0.5),
+    "two dimensions": lambda x, w, b: F.layer_norm(x, (3, 4), w.expand(3, 4) + 0, b.expand(3, 4)),
+    "one row": lambda x, w, b: F.layer_norm(x[0, 0], (4,), w, b),
+    "no bias": lambda x, w, b: F.layer_norm(x, (4,), w) + b,
+    "no parameters": lambda x, w, b: F.layer_norm(x, (4,)) * w + b,
+    "transposed": lambda x, w, b: F.layer_norm(x.transpose(0, 1), (4,), w, b),
+}
+CASES = {f"cross-entropy, {n}": (f, (normal(6, 5),)) for n, f in CROSS_ENTROPIES.items()} | {
+    f"layer norm, {n}": (f, (normal(2, 3, 4), 1 + 0.3 * normal(4, seed=1), normal(4, seed=2)))
+    for n, f in LAYER_NORMS.items()
+}
+
+FLAT = {
+    "cross-entropy, positions": lambda z: F.cross_entropy(z, LABELS),
+    "cross-entropy, images": lambda z: F.cross_entropy(z, LABELS, reduction="none").view(1, 2, 3),
+}
+"""The same, where torch has no second derivative of losses of several positions."""
+
+
+def derivatives(function, inputs, order):
+    """Value, gradient and higher derivatives of a random combination, along random directions."""
+    inputs = [x.clone().requires_grad_() for x in inputs]
+    # Inputs that are used in a nonlinear way, so that all second derivatives are reached.
+    value = function(*(x + 0.1 * x**2 for x in inputs))
+    results, here = [value], (value.square() * normal(*value.shape, seed=3)).sum()
+    for number in range(order):
+        gradients = torch.autograd.grad(here, inputs, create_graph=number < order - 1)
+        results += gradients
+        directions = [normal(*x.shape, seed=10 * number + i) for i, x in enumerate(inputs)]
+        here = sum((g * v).sum() for g, v in zip(gradients, directions, strict=True))
+    return results
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_derivatives_up_to_the_third_are_those_of_torch(case):
+    function, inputs = CASES[case]
+    order = 2 if "layer norm" in case else 3  # torch's third derivative of layer norm is wrong
+    expected = derivatives(FLAT.get(case, function), inputs, order)
+    with ClosedForms():
+        computed = derivatives(function, inputs, order)
+    for ours, theirs in zip(computed, expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "case", [c for c in CASES if not any(word in c for word in ("no ", "weights", "one row"))]
+)
+def test_third_derivatives_are_finite_differences_of_second_ones(case):
+    function, inputs = CASES[case]
+
+    def second(*point):
+        value = function(*point)
+        mixed = (value.square() * normal(*value.shape, seed=3)).sum()
+        gradients = torch.autograd.grad(mixed, point, create_graph=True)
+        along = sum((g * normal(*g.shape, seed=4)).sum() for g in gradients)
+        return torch.autograd.grad(along, point, create_graph=True)
+
+    with ClosedForms():
+        point = [x.clone().requires_grad_() for x in inputs]
+        assert torch.autograd.gradcheck(second, point, atol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script`:DeprecationWarning")
+@pytest.mark.parametrize("case", CASES)
+def test_forward_mode_and_vmap(case):
+    function, inputs = CASES[case]
+    tangents = tuple(normal(3, *x.shape, seed=i) for i, x in enumerate(inputs))
+
+    def directional(*direction):
+        return torch.func.jvp(function, inputs, direction)[1]
+
+    def gradient(*direction):
+        point = tuple(x + v for x, v in zip(inputs, direction, strict=True))
+        every = tuple(range(len(inputs)))
+        return torch.func.grad(lambda *p: function(*p).square().sum(), argnums=every)(*point)
+
+    for transformed in (directional, gradient):
+        expected = torch.func.vmap(transformed)(*tangents)
+        with ClosedForms():
+            computed = torch.func.vmap(transformed)(*tangents)
+        torch.testing.assert_close(computed, expected, rtol=1e-10, atol=1e-12)
+
+
+def test_hessian_products_at_many_classes_take_a_few_times_the_logits_memory():
+    logits = torch.randn(64, 20_000, requires_grad=True)
+    labels, direction = torch.arange(64), torch.randn(64, 20_000)
+    sizes: dict[str, int] = {}
+
+    def product(name):
+        held, most = 0, 0
+        with torch.profiler.profile(profile_memory=True) as profiled:
+            mean = F.cross_entropy(logits, labels)
+            (gradient,) = torch.autograd.grad(mean, logits, create_graph=True)
+            (result,) = torch.autograd.grad(gradient, logits, direction)
+        for event in sorted(profiled.profiler.kineto_results.events(), key=lambda e: e.start_ns()):
+            if event.name() == "[memory]":
+                held += event.nbytes()
+                most = max(most, held)
+        sizes[name] = most
+        return result
+
+    expected = product("torch")
+    with ClosedForms():
+        computed = product("closed form")
+    torch.testing.assert_close(computed, expected, rtol=1e-4, atol=1e-9)
+    logits_size = logits.numel() * 4
+    assert sizes["closed form"] < 4 * logits_size < sizes["torch"]
