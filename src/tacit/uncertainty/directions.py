@@ -16,7 +16,8 @@ from tacit.equations.rows import BoundCandidates, read_rows, slices
 from tacit.objective.params import Params, to_float64
 
 MAX_STORED_ENTRIES = 2**26
-"""Directions with more entries than this in all are rebuilt at each access instead of stored."""
+"""Directions with more entries than this in all are rebuilt at each access instead of stored,
+unless a GPU has room for them."""
 
 
 def build_directions(
@@ -28,10 +29,27 @@ def build_directions(
     combinations of columns are too large to be stored together.
     """
     probes = [random_signs(bound, seed) for seed in probe_seeds]
-    parameters = sum(bound.params[name].numel() for name in bound.rows)
-    if parameters * combinations.shape[1] <= MAX_STORED_ENTRIES:
+    if _can_be_stored(bound, combinations.shape[1]):
         return [*combine_columns(bound, combinations), *probes]
     return _RebuiltDirections(bound, combinations, probes)
+
+
+def _can_be_stored(bound: BoundCandidates, count: int) -> bool:
+    """Whether so many directions can be in memory together: of a GPU, in a quarter of what is free.
+
+    Rebuilding them for every batch takes longer than the derivatives along them.
+    """
+    tensors = [bound.params[name] for name in bound.rows]
+    if count * sum(t.numel() for t in tensors) <= MAX_STORED_ENTRIES:
+        return True
+    needed: dict[torch.device, int] = {}
+    for tensor in tensors:
+        size = count * tensor.numel() * tensor.element_size()
+        needed[tensor.device] = needed.get(tensor.device, 0) + size
+    return all(
+        device.type == "cuda" and size <= torch.cuda.mem_get_info(device)[0] // 4
+        for device, size in needed.items()
+    )
 
 
 def combine_columns(bound: BoundCandidates, combinations: Tensor) -> list[Params]:
