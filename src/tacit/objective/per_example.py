@@ -18,9 +18,11 @@ from torch.autograd import forward_ad
 
 from tacit.errors import InputError
 from tacit.objective import derivatives
-from tacit.objective.batches import BatchPair
-from tacit.objective.checks import check_rows_are_examples
-from tacit.objective.losses import ExampleOutputs, examples_of_losses
+from tacit.objective.batches import BatchPair, row_count, slice_batch
+from tacit.objective.checks import PART_ERRORS, check_rows_are_examples
+from tacit.objective.local_derivatives import LocalDerivatives, learn_places
+from tacit.objective.local_products import NoLocalProductError
+from tacit.objective.losses import ExampleOutputs, WholeBatches, examples_of_losses
 from tacit.objective.params import Params, float64_zeros, same_buffers, to_float64
 from tacit.objective.passes import Passes
 from tacit.objective.rereading import check_draws_align
@@ -70,21 +72,25 @@ class _SignedSum:
 
 @dataclass
 class _FirstOrder:
-    """D ℓ_i[v_j] of batches: by reverse mode, or by forward mode if its first use fails."""
+    """D ℓ_i[v_j] of batches: from local products where these are known, or else by reverse mode.
+
+    By forward mode where the first use of reverse mode fails.
+    """
 
     leaves: Params
     directions: Sequence[Params]
     signed_sum: _SignedSum
+    local: LocalDerivatives | None = None
     reverse_worked: bool = False
     reverse_error: str | None = None
 
     def of_batch(self, evaluate: Evaluate) -> tuple[Tensor, Tensor | None]:
         """The derivatives of one batch, in one draw, and its weights."""
-        if self.reverse_error is None:
+        if self.reverse_error is None or self.local is not None:
             try:
-                result = evaluate(self.leaves, self.by_reverse_mode)
-                self.reverse_worked = True
-                return result
+                values, weights = evaluate(self.leaves, self._by_products_or_reverse_mode)
+                if values is not None:
+                    return values, weights
             except RuntimeError as error:
                 if self.reverse_worked or isinstance(error, torch.OutOfMemoryError):
                     raise
@@ -100,10 +106,34 @@ class _FirstOrder:
                 "a differentiable backward or a jvp."
             ) from error
 
+    def _by_products_or_reverse_mode(self, examples: ExampleOutputs) -> Tensor | None:
+        """D ℓ_i[v_j]; None if only forward mode is left."""
+        values = self._by_local_products(examples)
+        if values is None and self.reverse_error is None:
+            values = self.by_reverse_mode(examples)
+            self.reverse_worked = True
+        return values
+
+    def _by_local_products(self, examples: ExampleOutputs) -> Tensor | None:
+        """D ℓ_i[v_j] as sums over operations; None for a batch where that is not possible."""
+        if self.local is None:
+            return None
+        signed = self.signed_sum.sums is not None
+        coefficients = self.signed_sum.coefficients(examples) if signed else None
+        try:
+            derivatives = self.local.of_batch(examples, coefficients)
+        except (NoLocalProductError, RuntimeError) as error:
+            if isinstance(error, torch.OutOfMemoryError):
+                raise
+            return None
+        if signed and derivatives.gradient is not None:
+            self.signed_sum.add(derivatives.gradient)
+        return derivatives.columns.cpu()
+
     def by_reverse_mode(self, examples: ExampleOutputs) -> Tensor:
         """D ℓ_i[v_j] as the derivative of ⟨∇ Σ u_i ℓ_i, v_j⟩ by u_i, at any u."""
         u = self.signed_sum.coefficients(examples).clone().requires_grad_()
-        gradients = _pull_back(examples, self.leaves, _scale_rows(u, examples.output_gradients))
+        gradients = _pull_back(examples, self.leaves, examples.scaled_gradients(u))
         columns = []
         for j in range(len(self.directions)):
             direction = self.directions[j]
@@ -127,7 +157,7 @@ class _FirstOrder:
         return torch.stack(columns, dim=1), weights
 
     def _add_signed_gradient(self, examples: ExampleOutputs) -> None:
-        cotangents = _scale_rows(self.signed_sum.coefficients(examples), examples.output_gradients)
+        cotangents = examples.scaled_gradients(self.signed_sum.coefficients(examples))
         self.signed_sum.add(_pull_back(examples, self.leaves, cotangents, graph=False))
 
 
@@ -165,6 +195,8 @@ def directional_derivatives(
     prepared = passes.prepared(training=passes.training)
     with prepared, derivatives.math_attention(), torch.enable_grad():
         check_rows_are_examples(passes, params, probe)
+        if base is None:
+            first_order.local = _local_derivatives(passes, leaves, probe, directions)
         readings = [
             _read_examples(passes, draws_here, of_batch, first_order.signed_sum, len(draws))
             for draws_here in passes.readings(draws)
@@ -176,6 +208,26 @@ def directional_derivatives(
             "the model's dtype. Evaluate in a wider one."
         )
     return DirectionalDerivatives(joined, weights, first_order.signed_sum.sums)
+
+
+def _local_derivatives(
+    passes: Passes, leaves: Params, probe: BatchPair, directions: Sequence[Params]
+) -> LocalDerivatives | None:
+    """How to compute derivatives from local products; None where they are not known to be right."""
+    count = row_count(probe[0])
+    if passes.loss.interacting or isinstance(passes.loss, WholeBatches) or not count or count < 3:
+        return None
+
+    def evaluate(size: int, use: Callable[[ExampleOutputs], Any]) -> Any:
+        part = slice_batch(passes.to_model(probe), slice(size), count)
+        return passes.examples(leaves, use, part, draw=0)[0]
+
+    try:
+        return learn_places(evaluate, leaves, directions)
+    except (NoLocalProductError, *PART_ERRORS, AttributeError) as error:
+        if isinstance(error, torch.OutOfMemoryError):
+            raise
+        return None
 
 
 def _check_directions(params: Params, directions: Sequence[Params], base: Params | None) -> None:
@@ -284,11 +336,6 @@ def _row_products(a: Tensor, b: Tensor) -> Tensor:
     """Inner products row by row, in float64 on the CPU."""
     products = to_float64(a) * to_float64(b)
     return products.flatten(1).sum(1).cpu() if a.ndim > 1 else products.cpu()
-
-
-def _scale_rows(factors: Tensor, tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Every row of every tensor times its example's factor."""
-    return [factors.view(-1, *[1] * (t.ndim - 1)).to(t) * t for t in tensors]
 
 
 def _read_examples(
