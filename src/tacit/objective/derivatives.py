@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
@@ -101,7 +102,9 @@ def gradient_with_graph(function: Tensor, leaves: Params) -> Sequence[Tensor | N
 
 
 def pull_back(
-    pairs: Iterable[tuple[Tensor | None, Tensor]], inputs: Sequence[Tensor], **options: bool
+    pairs: Iterable[tuple[Tensor | None, Tensor]],
+    inputs: Sequence[Tensor | GradientEdge],
+    **options: bool,
 ) -> Sequence[Tensor | None]:
     """Gradient of Σ ⟨tensor, cotangent⟩ by the inputs; tensors without a graph are constants."""
     pairs = [(t, c.to(t)) for t, c in pairs if t is not None and t.requires_grad]

@@ -31,12 +31,17 @@ from tacit.objective.graph_places import (
 )
 from tacit.objective.local_products import NoLocalProductError, Use, local_product
 from tacit.objective.losses import ExampleOutputs
-from tacit.objective.params import Params, to_float64
+from tacit.objective.params import Params, norm, to_float64
 
 FEW, MANY = 2, 3
 """Sizes of the batches from which the places of parameters are learned."""
 ROUNDING = 64
 """Rounding errors that are accepted, in epsilons of the sum of absolute terms."""
+
+
+class OtherGraphError(NoLocalProductError):
+    """A batch has other operations or shapes than those that were learned."""
+
 
 Gradients = dict[str, Tensor | None]
 Uses = list[tuple[Output, Use]]
@@ -104,7 +109,7 @@ class LocalDerivatives:
     def of_batch(self, examples: ExampleOutputs, coefficients: Tensor | None) -> Derivatives:
         """The derivatives of one batch, and Σ c_i ∇ℓ_i for coefficients c.
 
-        Raises NoLocalProductError for a batch with other operations or shapes. In the first batch,
+        Raises OtherGraphError for a batch with other operations or shapes. In the first batch,
         and in every batch of a model that may permute examples, Σ c_i ∇ℓ_i comes from a backward
         pass of its own, whose products with the directions must be Σ c_i D ℓ_i[v_j].
         """
@@ -128,21 +133,23 @@ class LocalDerivatives:
         columns, total = self._from_products(examples, coefficients)
         for i, gradient in enumerate(gradients):
             _check_close(columns[i].cpu(), gradient, self.directions, examples)
+        weighted = [
+            {n: float(c) * to_float64(g) for n, g in gradient.items() if g is not None}
+            for c, gradient in zip(coefficients, gradients, strict=True)
+        ]
+        rounding = ROUNDING * _epsilon(examples) * sum(map(norm, weighted))
         for name, value in (total or {}).items():
-            terms = [
-                float(c) * to_float64(gradient[name])
-                for c, gradient in zip(coefficients, gradients, strict=True)
-                if gradient[name] is not None
-            ]
+            terms = [gradient[name] for gradient in weighted if name in gradient]
             size = sum(float(term.norm()) for term in terms)
-            error = sum(terms) - (0 if value is None else to_float64(value))
-            if not float(torch.as_tensor(error).norm()) <= _epsilon(examples) ** 0.5 * size:
+            error = sum(terms) - (0.0 if value is None else to_float64(value))
+            allowed = rounding + _epsilon(examples) ** 0.5 * size
+            if not float(torch.as_tensor(error).norm()) <= allowed:
                 raise NoLocalProductError("a sum of gradients is not that of single examples")
 
     def _from_products(self, examples: ExampleOutputs, coefficients: Tensor | None) -> Derivatives:
         graph = graph_of(examples.outputs, self.directions.leaves)
         if graph.signature != self.places.signature:
-            raise NoLocalProductError("the operations differ from batch to batch")
+            raise OtherGraphError("the operations differ from batch to batch")
         uses = _uses(graph, self.places.places, examples)
         sources = list(dict.fromkeys(source for source, _ in uses))
         parts, gradient = [], None
@@ -172,13 +179,13 @@ def learn_places(
         leaves: the parameters.
         directions: the directions v_j.
     """
-    if any(leaf._backward_hooks for leaf in leaves.values()):
-        raise NoLocalProductError("hooks change the gradients of parameters")
     smaller = evaluate(FEW, lambda examples: graph_of(examples.outputs, leaves))
 
     def compare(examples: ExampleOutputs) -> LocalDerivatives:
         if examples.size != MANY:
             raise NoLocalProductError("a row of the batch does not have one loss")
+        if any(leaf._backward_hooks for leaf in leaves.values()):
+            raise NoLocalProductError("hooks change the gradients of parameters")
         graph = graph_of(examples.outputs, leaves)
         places = find_places(smaller, graph)
         edges = [graph.edge(place.output) for place in places]
@@ -217,9 +224,12 @@ def _uses(graph: Graph, places: Sequence[Place], examples: ExampleOutputs) -> Us
         shape = list(place.shape)
         shape[place.rows.dim] *= examples.size
         if list(gradient.shape) != shape:
-            raise NoLocalProductError("the shapes differ from batch to batch")
+            raise OtherGraphError("the shapes differ from batch to batch")
         node, nr = graph.nodes[place.output.node], place.output.nr
-        uses += [(s, Use(node, nr, slot, gradient, place.rows)) for slot, s in place.shared]
+        uses += [
+            (source, Use(node, nr, slot, gradient, place.rows, graph.sizes(source)))
+            for slot, source in place.shared
+        ]
     return uses
 
 

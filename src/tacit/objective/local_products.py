@@ -63,11 +63,12 @@ class Use(NamedTuple):
     """The gradients g_i of the examples' losses by the output."""
     rows: Rows
     """Where the output has its examples."""
+    shape: tuple[int, ...]
+    """That of the shared tensor."""
 
     def zeros(self, directions: int) -> Tensor:
         """Zero changes of the shared tensor."""
-        shape = _pull_back(self, self.gradient).shape
-        return self.gradient.new_zeros(directions, *shape)
+        return self.gradient.new_zeros(directions, *self.shape)
 
     def saved(self, name: str) -> Any:
         """What the forward pass saved for the backward pass, such as a layer's inputs."""
@@ -175,14 +176,14 @@ def _scaled(factor: Callable[[Use], Any], *, by_channel: bool = False) -> Callab
         product = use.gradient.to(dtype) * factor(use)
         if product.shape != use.gradient.shape:
             return _by_itself(use, tangents, coefficients)
-        shape, parts = tangents.shape[1:], use.rows.split(product)
+        shape, parts = use.shape, use.rows.split(product)
         trailing = product.ndim - 2 if by_channel else 0
         leading = product.ndim - len(shape) - trailing
         aligned = [*[1] * leading, *shape, *[1] * trailing]
         summed = [i + 1 for i, size in enumerate(aligned) if size == 1]
         gradients = parts.sum(summed) if summed else parts
         gradients = gradients.reshape(len(parts), -1)
-        columns = gradients @ tangents.flatten(1).to(gradients).T
+        columns = gradients @ tangents.reshape(len(tangents), -1).to(gradients).T
         if coefficients is None:
             return Product(columns, None)
         return Product(columns, (coefficients.to(gradients) @ gradients).view(shape))
@@ -228,7 +229,7 @@ def _by_itself(use: Use, tangents: Tensor, coefficients: Tensor | None) -> Produ
         pulled_back = _pull_back(use, h)
         columns = []
         for tangent in tangents:
-            cotangent = tangent.to(pulled_back).reshape(pulled_back.shape)
+            cotangent = tangent.to(pulled_back).expand(pulled_back.shape)
             (change,) = torch.autograd.grad(pulled_back, h, cotangent, retain_graph=True)
             columns.append(use.rows.split(change * use.gradient).flatten(1).sum(1))
     return Product(torch.stack(columns, dim=1), _cotangent(use, coefficients))
@@ -239,11 +240,12 @@ def _cotangent(use: Use, coefficients: Tensor | None) -> Tensor | None:
     if coefficients is None:
         return None
     with torch.no_grad():
-        return _pull_back(use, use.rows.scale(use.gradient, coefficients))
+        pulled_back = _pull_back(use, use.rows.scale(use.gradient, coefficients))
+        return pulled_back.sum_to_size(use.shape)
 
 
 def _pull_back(use: Use, gradient: Tensor) -> Tensor:
-    """(∂y/∂e)ᵀ times a gradient by the output."""
+    """(∂y/∂e)ᵀ times a gradient by the output; not yet summed where e was broadcast."""
     gradients: list[Tensor | None] = [None] * len(use.node._input_metadata)
     gradients[use.output_nr] = gradient
     result = use.node(*gradients)

@@ -20,7 +20,7 @@ from tacit.errors import InputError
 from tacit.objective import derivatives
 from tacit.objective.batches import BatchPair, row_count, slice_batch
 from tacit.objective.checks import PART_ERRORS, check_rows_are_examples
-from tacit.objective.local_derivatives import LocalDerivatives, learn_places
+from tacit.objective.local_derivatives import LocalDerivatives, OtherGraphError, learn_places
 from tacit.objective.local_products import NoLocalProductError
 from tacit.objective.losses import ExampleOutputs, WholeBatches, examples_of_losses
 from tacit.objective.params import Params, float64_zeros, same_buffers, to_float64
@@ -122,9 +122,12 @@ class _FirstOrder:
         coefficients = self.signed_sum.coefficients(examples) if signed else None
         try:
             derivatives = self.local.of_batch(examples, coefficients)
+        except OtherGraphError:
+            return None
         except (NoLocalProductError, RuntimeError) as error:
             if isinstance(error, torch.OutOfMemoryError):
                 raise
+            self.local = None
             return None
         if signed and derivatives.gradient is not None:
             self.signed_sum.add(derivatives.gradient)
