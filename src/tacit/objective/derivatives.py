@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import GradientEdge
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
@@ -103,10 +102,13 @@ def gradient_with_graph(function: Tensor, leaves: Params) -> Sequence[Tensor | N
 
 def pull_back(
     pairs: Iterable[tuple[Tensor | None, Tensor]],
-    inputs: Sequence[Tensor | GradientEdge],
+    inputs: Sequence[Any],
     **options: bool,
 ) -> Sequence[Tensor | None]:
-    """Gradient of Σ ⟨tensor, cotangent⟩ by the inputs; tensors without a graph are constants."""
+    """Gradient of Σ ⟨tensor, cotangent⟩ by the inputs, which are tensors or edges of the graph.
+
+    Tensors without a graph are constants.
+    """
     pairs = [(t, c.to(t)) for t, c in pairs if t is not None and t.requires_grad]
     if not pairs:
         return [None] * len(inputs)

@@ -1,6 +1,9 @@
 """Derivatives of every example's loss along a few directions, in one pass over the data.
 
-The gradient of no single example is formed. Let f_i(θ) be the outputs of example i, and J_i their
+Where examples do not interact and each has one row, they are sums of products at the operations
+that read parameters (`local_derivatives`), once a few examples have shown that these are right.
+
+Elsewhere they come from the whole network. Let f_i(θ) be the outputs of example i, and J_i their
 Jacobian. For any cotangents u the map u ↦ Σ_i u_i J_iᵀ ∂ℓ_i/∂f_i is linear in u, so its derivative
 by u_i along a direction v is ⟨∂ℓ_i/∂f_i, J_i v⟩ = D ℓ_i[v]. One backward pass with a graph
 therefore serves all directions, at one more (cheap) backward pass each.
