@@ -19,6 +19,8 @@ from tacit.objective.params import Params
 
 PERMUTING = ("Index", "Gather", "Scatter", "MaskedSelect", "Sort", "Topk", "Take", "Pack")
 """Parts of names of operations that may change the order of examples from batch to batch."""
+MOST_SHARED = 3
+"""Shared tensors that an operation may read; fused recurrent layers read more."""
 
 
 class Output(NamedTuple):
@@ -45,15 +47,20 @@ class Graph:
 
     def sizes(self, output: Output) -> tuple[int, ...]:
         """The shape of an operation's output."""
-        node = self.nodes[output.node]
-        like = node.variable if _is_leaf(node) else node._input_metadata[output.nr]
-        return tuple(like.shape)
+        return tuple(_outputs_of(self.nodes[output.node])[output.nr].shape)
 
     def zeros(self, output: Output) -> Tensor:
         """Zeros of the shape, dtype and device of an operation's output."""
-        node = self.nodes[output.node]
-        like = node.variable if _is_leaf(node) else node._input_metadata[output.nr]
+        like = _outputs_of(self.nodes[output.node])[output.nr]
         return torch.zeros(tuple(like.shape), dtype=like.dtype, device=like.device)
+
+    def epsilon(self) -> float:
+        """Of the least precise dtype in the graph: below float32 nothing could be compared."""
+        dtypes = {like.dtype for node in self.nodes for like in _outputs_of(node)}
+        epsilon = max(torch.finfo(dtype).eps for dtype in dtypes if dtype.is_floating_point)
+        if epsilon > torch.finfo(torch.float32).eps:
+            raise NoLocalProductError("the precision is too low to compare derivatives")
+        return epsilon
 
     def edge(self, output: Output) -> GradientEdge:
         """The place in autograd's graph where the gradient by an output arrives."""
@@ -77,6 +84,8 @@ class Places:
 
     signature: tuple[Any, ...]
     places: tuple[Place, ...]
+    epsilon: float
+    """That of the least precise dtype in the graph."""
     always_check: bool
     """Whether the order of the examples may change from batch to batch."""
 
@@ -101,6 +110,11 @@ def graph_of(outputs: Sequence[Tensor], leaves: Params) -> Graph:
     names = [_name(node, names_of_leaves) for node in nodes]
     roots = [Output(index[t.grad_fn], t.output_nr) for t in outputs if t.grad_fn is not None]
     return Graph(nodes, inputs, names, roots)
+
+
+def _outputs_of(node: Any) -> Sequence[Any]:
+    """The shapes, dtypes and devices of an operation's outputs, or of a leaf."""
+    return [node.variable] if _is_leaf(node) else node._input_metadata
 
 
 def _is_leaf(node: Any) -> bool:
@@ -136,6 +150,8 @@ def _place(graph: Graph, output: Output, rows: dict[Output, Rows | None]) -> Pla
     if here is not None:
         if not shared and graph.names[output.node] == "EmbeddingBackward0":
             raise NoLocalProductError("rows of the examples are read by index")
+        if len(shared) > MOST_SHARED:
+            raise NoLocalProductError("an operation reads many parameters, as recurrent layers do")
         shape = list(graph.sizes(output))
         shape[here.dim] = here.per_example
         return Place(output, here, tuple(shape), tuple(shared)) if shared else None

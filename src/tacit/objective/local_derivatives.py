@@ -123,26 +123,27 @@ class LocalDerivatives:
         gradients = _backward(examples, coefficients, list(leaves.values()))
         gradient = dict(zip(leaves, gradients, strict=True))
         sums = to_float64(coefficients).cpu() @ columns.cpu()
-        _check_close(sums, gradient, self.directions, examples)
+        _check_close(sums, gradient, self.directions, self.places.epsilon)
         self.checked = True
         return Derivatives(columns, gradient)
 
     def check_examples(self, examples: ExampleOutputs, gradients: Sequence[Gradients]) -> None:
         """Compare derivatives, and a sum of gradients, with the gradients of single examples."""
         coefficients = torch.linspace(-1, 2, examples.size).to(examples.outputs[0])
+        epsilon = self.places.epsilon
         columns, total = self._from_products(examples, coefficients)
         for i, gradient in enumerate(gradients):
-            _check_close(columns[i].cpu(), gradient, self.directions, examples)
+            _check_close(columns[i].cpu(), gradient, self.directions, epsilon)
         weighted = [
             {n: float(c) * to_float64(g) for n, g in gradient.items() if g is not None}
             for c, gradient in zip(coefficients, gradients, strict=True)
         ]
-        rounding = ROUNDING * _epsilon(examples) * sum(map(norm, weighted))
+        rounding = ROUNDING * epsilon * sum(map(norm, weighted))
         for name, value in (total or {}).items():
             terms = [gradient[name] for gradient in weighted if name in gradient]
             size = sum(float(term.norm()) for term in terms)
             error = sum(terms) - (0.0 if value is None else to_float64(value))
-            allowed = rounding + _epsilon(examples) ** 0.5 * size
+            allowed = rounding + epsilon**0.5 * size
             if not float(torch.as_tensor(error).norm()) <= allowed:
                 raise NoLocalProductError("a sum of gradients is not that of single examples")
 
@@ -196,7 +197,8 @@ def learn_places(
             for number, place in enumerate(places)
         ]
         always_check = may_permute(graph) or any(two_orders for _, two_orders in placed)
-        known = Places(graph.signature, tuple(place for place, _ in placed), always_check)
+        of_batch = tuple(place for place, _ in placed)
+        known = Places(graph.signature, of_batch, graph.epsilon(), always_check)
         local = LocalDerivatives(_Directions(leaves, directions), known)
         by_name = [dict(zip(leaves, g[len(edges) :], strict=True)) for g in singles]
         local.check_examples(examples, by_name)
@@ -307,10 +309,9 @@ def _pull_back_edges(
 
 
 def _check_close(
-    columns: Tensor, gradient: Gradients, directions: _Directions, examples: ExampleOutputs
+    columns: Tensor, gradient: Gradients, directions: _Directions, epsilon: float
 ) -> None:
     """Refuse columns that are not ⟨gradient, v_j⟩ up to rounding."""
-    epsilon = _epsilon(examples)
     for j, column in enumerate(columns.tolist()):
         expected, size, direction = 0.0, 0.0, directions.directions[j]
         for name, tensor in gradient.items():
@@ -321,11 +322,3 @@ def _check_close(
         allowed = epsilon**0.5 * abs(expected) + ROUNDING * epsilon * size
         if not abs(column - expected) <= allowed:
             raise NoLocalProductError("derivatives are not those of single examples")
-
-
-def _epsilon(examples: ExampleOutputs) -> float:
-    """Of the outputs' dtype; below float32 nothing could be compared."""
-    dtype = examples.outputs[0].dtype
-    if dtype.itemsize < 4:
-        raise NoLocalProductError("the precision is too low to compare derivatives")
-    return torch.finfo(dtype).eps

@@ -261,6 +261,16 @@ def _normalised(use: Use) -> Tensor:
     return (use.saved("input") - mean) * reciprocal
 
 
+def _standardised(use: Use) -> Tensor:
+    """The inputs of a batch norm, standardised with its running statistics."""
+    if use.saved("training"):
+        raise NoLocalProductError("examples interact")
+    x = use.saved("input")
+    shape = (-1, *[1] * (x.ndim - 2))
+    reciprocal = (use.saved("running_var") + use.saved("eps")).rsqrt()
+    return (x - use.saved("running_mean").view(shape)) * reciprocal.view(shape)
+
+
 def _other(name: str) -> Callable[[Use], Any]:
     return lambda use: use.saved(name)
 
@@ -288,6 +298,8 @@ RULES: dict[tuple[str, int], Callable[..., Product]] = {
     ("EmbeddingBackward0", 0): _embedding,
     ("ConvolutionBackward0", 1): _convolution,
     ("ConvolutionBackward0", 2): _scaled(_one, by_channel=True),
+    ("NativeBatchNormBackward0", 1): _scaled(_standardised, by_channel=True),
+    ("NativeBatchNormBackward0", 2): _scaled(_one, by_channel=True),
     ("NativeLayerNormBackward0", 1): _scaled(_normalised),
     ("NativeLayerNormBackward0", 2): _scaled(_one),
     ("AddBackward0", 0): _scaled(_one),
