@@ -109,23 +109,26 @@ class LocalDerivatives:
     def of_batch(self, examples: ExampleOutputs, coefficients: Tensor | None) -> Derivatives:
         """The derivatives of one batch, and Σ c_i ∇ℓ_i for coefficients c.
 
-        Raises OtherGraphError for a batch with other operations or shapes. In the first batch,
-        and in every batch of a model that may permute examples, Σ c_i ∇ℓ_i comes from a backward
-        pass of its own, whose products with the directions must be Σ c_i D ℓ_i[v_j].
+        Raises OtherGraphError for a batch with other operations or shapes. The first batch, and
+        every batch of a model that may permute examples, is compared with a backward pass.
         """
-        if self.checked and not self.places.always_check:
-            return self._from_products(examples, coefficients)
-        columns = self._from_products(examples, None).columns
-        if coefficients is None:
-            generator = torch.Generator().manual_seed(0)
-            coefficients = torch.randn(examples.size, generator=generator).to(examples.outputs[0])
+        derivatives = self._from_products(examples, coefficients)
+        if not self.checked or self.places.always_check:
+            self._check_batch(examples, derivatives.columns)
+            self.checked = True
+        return derivatives
+
+    def _check_batch(self, examples: ExampleOutputs, columns: Tensor) -> None:
+        """Compare Σ u_i D ℓ_i[v_j] with ⟨∇ Σ u_i ℓ_i, v_j⟩, for random u.
+
+        Equal u would not tell examples in another order.
+        """
+        u = torch.randn(examples.size, generator=torch.Generator().manual_seed(0))
         leaves = self.directions.leaves
-        gradients = _backward(examples, coefficients, list(leaves.values()))
+        gradients = _backward(examples, u, list(leaves.values()))
         gradient = dict(zip(leaves, gradients, strict=True))
-        sums = to_float64(coefficients).cpu() @ columns.cpu()
+        sums = u.to(columns.dtype) @ columns.cpu()
         _check_close(sums, gradient, self.directions, self.places.epsilon)
-        self.checked = True
-        return Derivatives(columns, gradient)
 
     def check_examples(self, examples: ExampleOutputs, gradients: Sequence[Gradients]) -> None:
         """Compare derivatives, and a sum of gradients, with the gradients of single examples."""
