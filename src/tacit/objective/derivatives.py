@@ -102,9 +102,14 @@ def gradient_with_graph(function: Tensor, leaves: Params) -> Sequence[Tensor | N
 
 
 def pull_back(
-    pairs: Iterable[tuple[Tensor | None, Tensor]], inputs: Sequence[Tensor], **options: bool
+    pairs: Iterable[tuple[Tensor | None, Tensor]],
+    inputs: Sequence[Any],
+    **options: bool,
 ) -> Sequence[Tensor | None]:
-    """Gradient of Σ ⟨tensor, cotangent⟩ by the inputs; tensors without a graph are constants."""
+    """Gradient of Σ ⟨tensor, cotangent⟩ by the inputs, which are tensors or edges of the graph.
+
+    Tensors without a graph are constants.
+    """
     pairs = [(t, c.to(t)) for t, c in pairs if t is not None and t.requires_grad]
     if not pairs:
         return [None] * len(inputs)

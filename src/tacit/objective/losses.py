@@ -95,6 +95,10 @@ class ExampleOutputs(NamedTuple):
     weights: Tensor | None
     size: int
 
+    def scaled_gradients(self, factors: Tensor) -> list[Tensor]:
+        """∂ℓ_i/∂f_i times a factor for every example."""
+        return [factors.view(-1, *[1] * (g.ndim - 1)).to(g) * g for g in self.output_gradients]
+
 
 @dataclass(frozen=True)
 class MeanLoss:

@@ -41,8 +41,10 @@ def score_examples(
 
     λ̂ = (ΦᵀΦ)⁻¹Φᵀb is linear in b = −∇L, the mean of −∇ℓ_i over examples. The influence of example
     i is therefore its deviation from the mean of −⟨∇ℓ_i, v_j⟩, with v_j the columns of Φ(ΦᵀΦ)⁻¹.
-    One pass computes these derivatives for all examples and strengths, at the cost of about four
-    forward passes and two or three more per strength.
+    One pass computes these derivatives for all examples and strengths. For three strengths it costs
+    about six forward passes where examples do not interact and each has one loss, and about twelve
+    for losses of tokens and for models with activation checkpointing or custom functions that read
+    parameters.
 
     The columns of `mean_of`, `gradient_norm`, `explicit_dropout` and others depend on the examples
     too; where they read the same data, their influence is included, at a few more passes. Columns
