@@ -17,7 +17,6 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 from tacit import InputError, Objective
-from tacit.objective import per_example
 
 
 def random_directions(params, count=3, seed=1):
@@ -282,25 +281,3 @@ def test_wrong_directions_and_transposed_outputs_are_refused():
     )
     with pytest.raises(InputError, match="one row per example"):
         transposed.directional_derivatives([transposed.params])
-
-
-@pytest.mark.parametrize("name", ["mlp", "cnn with batch norm", "attention", "lstm"])
-def test_all_directions_at_once_give_the_same_derivatives(name, monkeypatch):
-    """As on a GPU, for models whose examples are not read row by row."""
-    model, loss, data = CASES[name]()
-    objective = Objective(model, loss, data, batch_size=10, batch_norm="running")
-    directions = random_directions(objective.params)
-    del directions[1][next(iter(directions[1]))]
-    monkeypatch.setattr(per_example, "_local_derivatives", lambda *_: None)
-    one_by_one = objective.directional_derivatives(directions).values
-    calls, original = [], torch.autograd.grad
-
-    def counted(*args, **options):
-        calls.append(options.get("is_grads_batched", False))
-        return original(*args, **options)
-
-    monkeypatch.setattr(torch.autograd, "grad", counted)
-    monkeypatch.setattr(per_example, "BATCHED_ON", ("cpu",))
-    together = objective.directional_derivatives(directions).values
-    assert any(calls)
-    torch.testing.assert_close(together, one_by_one, rtol=1e-12, atol=1e-13)

@@ -30,9 +30,6 @@ from tacit.objective.params import Params, float64_zeros, same_buffers, to_float
 from tacit.objective.passes import Passes
 from tacit.objective.rereading import check_draws_align
 
-BATCHED_ON = ("cuda",)
-"""Kinds of devices on which reverse mode differentiates along all directions at once."""
-
 
 class DirectionalDerivatives(NamedTuple):
     """Derivatives of every example, in the order of the data, and each example's weight."""
@@ -89,8 +86,6 @@ class _FirstOrder:
     local: LocalDerivatives | None = None
     reverse_worked: bool = False
     reverse_error: str | None = None
-    together_failed: bool = False
-    """Whether reverse mode cannot differentiate along all directions at once."""
 
     def of_batch(self, evaluate: Evaluate) -> tuple[Tensor, Tensor | None]:
         """The derivatives of one batch, in one draw, and its weights."""
@@ -145,40 +140,15 @@ class _FirstOrder:
         """D ℓ_i[v_j] as the derivative of ⟨∇ Σ u_i ℓ_i, v_j⟩ by u_i, at any u."""
         u = self.signed_sum.coefficients(examples).clone().requires_grad_()
         gradients = _pull_back(examples, self.leaves, examples.scaled_gradients(u))
-        together = self._together(gradients, u)
         columns = []
         for j in range(len(self.directions)):
             direction = self.directions[j]
-            if together is None:
-                (column,) = _along(gradients, direction, [u])
-            else:
-                column = together[j]
+            (column,) = _along(gradients, direction, [u])
             if not self.reverse_worked:
                 _check_sum(u, column, gradients, direction)
             columns.append(column)
         self.signed_sum.add(gradients)
         return to_float64(torch.stack(columns, dim=1)).cpu()
-
-    def _together(self, gradients: dict[str, Tensor | None], u: Tensor) -> Tensor | None:
-        """The columns of all directions from one backward pass; None where that is no gain.
-
-        It has fewer operations, each on more numbers: faster where starting one takes the time, as
-        on a GPU, and slower on the CPU.
-        """
-        pairs = [(n, g) for n, g in gradients.items() if g is not None and g.requires_grad]
-        possible = pairs and isinstance(self.directions, list) and not self.together_failed
-        if not possible or u.device.type not in BATCHED_ON:
-            return None
-        try:
-            stacked = [torch.stack([_of_name(v, n, g) for v in self.directions]) for n, g in pairs]
-            tensors = [g for _, g in pairs]
-            (columns,) = torch.autograd.grad(
-                tensors, [u], stacked, retain_graph=True, allow_unused=True, is_grads_batched=True
-            )
-        except RuntimeError:  # no rule for a batch of gradients, or not enough memory
-            self.together_failed = True
-            return None
-        return columns
 
     def _by_forward_mode(self, evaluate: Evaluate) -> tuple[Tensor, Tensor | None]:
         """One forward pass per direction; the signed sum takes a plain backward pass."""
@@ -366,11 +336,6 @@ def _along(
     pairs = [(gradients[name], direction[name]) for name in gradients if name in direction]
     columns = derivatives.pull_back(pairs, inputs, retain_graph=True, create_graph=graph)
     return [torch.zeros_like(t) if c is None else c for t, c in zip(inputs, columns, strict=True)]
-
-
-def _of_name(direction: Params, name: str, gradient: Tensor) -> Tensor:
-    """The direction's tensor of that name, in the dtype of the gradient; zeros if it has none."""
-    return direction[name].to(gradient) if name in direction else torch.zeros_like(gradient)
 
 
 def _row_products(a: Tensor, b: Tensor) -> Tensor:
