@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from tacit.equations.equations import Block, Equations
 from tacit.equations.factors import factor_of
@@ -27,8 +28,9 @@ MOST_COLUMNS = 24
 """Candidates of more columns than this have no alternatives."""
 MOST_ROWS, SLICE = 2**13, 2**11
 """Of tensors of more rows, slices of at most so many rows in all are read, spread over them."""
-MOST_SLICES = 128
-"""Of many tensors fewer slices are read, so that all have about as many; of each at least one."""
+MOST_SLICES = 32
+"""Of several tensors fewer slices are read of each; of more tensors than this, one of every few
+tensors is read. Reading a slice takes longer than computing with it."""
 WEIGHTS, BIASES = "weights", "biases and norms"
 """The blocks of a point: tensors of two or more dimensions, and the others."""
 
@@ -80,16 +82,19 @@ def _write_block(bound: BoundCandidates, names: Sequence[str], targets: Sequence
     columns = tuple(range(len(bound.columns.names)))
     width = len(columns) + len(targets)
     scatter = ScatterSum(bound, names, width)
-    matrices, rows = [], 0
-    for name in names:
+    matrices: list[Tensor] = []
+    rows = sum(bound.params[name].numel() for name in names)
+    chosen = names[:: -(-len(names) // MOST_SLICES)]
+    every = rows / max(1, sum(bound.params[name].numel() for name in chosen))
+    for name in chosen:
         size = bound.params[name].numel()
-        parts = _sample(bound, name, width, most=max(1, MOST_SLICES // len(names)))
-        weight = (size / sum(part.stop - part.start for part in parts)) ** 0.5 if parts else 1.0
+        parts = _sample(bound, name, width, most=max(1, MOST_SLICES // len(chosen)))
+        read = sum(part.stop - part.start for part in parts)
+        weight = (every * size / read) ** 0.5 if read else 1.0
         for part in parts:
             matrix, _ = read_block(bound, name, part, list(columns), targets)
             matrices.append(weight * matrix)
             scatter.add(name, part, matrix, weight)
-        rows += size
     factor = factor_of(matrices, width)
     return scatter.attach(Block("", columns, factor, rows, 0, 0.0))
 

@@ -70,9 +70,9 @@ def layer_norm(
     eps: float = 1e-5,
 ) -> Tensor:
     """`torch.nn.functional.layer_norm`, with the second derivative in closed form."""
-    affine = weight is not None and bias is not None
-    same = affine and input.dtype == weight.dtype == bias.dtype and input.dtype in EXACT
-    if not same or input.ndim == weight.ndim:
+    if weight is None or bias is None or input.ndim == weight.ndim:
+        return F.layer_norm(input, normalized_shape, weight, bias, eps)
+    if input.dtype not in EXACT or not input.dtype == weight.dtype == bias.dtype:
         return F.layer_norm(input, normalized_shape, weight, bias, eps)
     return _LayerNorm.apply(input, weight, bias, eps)[0]
 

@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -27,8 +28,9 @@ STEP = 1e-6
 """Step of finite differences in float64, as a part of the weights' size."""
 TOLERANCE = 0.01
 """Relative error above which a derivative is wrong."""
-LARGE = 2**16
-"""Entries of a leaf whose gradient is used and released during the backward pass."""
+MOST_WAITING = 2**25
+"""Entries of gradients that may wait for the end of the backward pass: those of the smallest
+leaves. Others are used and released as soon as they are complete."""
 MOST_ENTRIES = 2**26
 """Derivatives of models with more parameters than this are not compared with differences."""
 
@@ -53,8 +55,8 @@ def gradient(mean: Tensor, leaves: Params, *, graph: bool = False) -> tuple[Tens
 def stream_gradient(mean: Tensor, leaves: Params, use: Callable[[str, Tensor], None]) -> None:
     """Call use(name, gradient) for every leaf that the mean depends on.
 
-    That of a large leaf is used as soon as it is complete and then released, so that the gradients
-    of all leaves are never in memory together.
+    Those of large leaves are used as soon as they are complete and then released, so that the
+    gradients of all leaves are never in memory together.
     """
     if not mean.requires_grad:
         raise InputError(NO_DEPENDENCE)
@@ -64,10 +66,12 @@ def stream_gradient(mean: Tensor, leaves: Params, use: Callable[[str, Tensor], N
         if vector is not None:
             use(name, vector)
 
+    by_size = sorted(leaves, key=lambda name: leaves[name].numel())
+    ends = accumulate(leaves[name].numel() for name in by_size)
     hooks = [
-        leaf.register_post_accumulate_grad_hook(partial(hand_over, name=name))
-        for name, leaf in leaves.items()
-        if leaf.numel() >= LARGE
+        leaves[name].register_post_accumulate_grad_hook(partial(hand_over, name=name))
+        for name, end in zip(by_size, ends, strict=True)
+        if end > MOST_WAITING
     ]
     try:
         mean.backward(inputs=list(leaves.values()))

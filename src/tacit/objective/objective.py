@@ -367,9 +367,11 @@ class Objective:
         point = self.point(params)
         passes, pair = self._passes, self._passes.to_model(self._probe)
         with passes.prepared(training=passes.training) as passes, torch.enable_grad():
-            if isinstance(passes.loss, ExampleLosses):
-                pair = _few_examples(passes, point, pair)
-            here = _sampled_gradient(passes, point, pair)
+            try:
+                here = _sampled_gradient(passes, point, few := _few_examples(passes, pair))
+                pair = few
+            except PART_ERRORS:  # the loss does not take a part of a batch
+                here = _sampled_gradient(passes, point, pair)
             there = _sampled_gradient(passes, perturb_last_digit(point), pair)
         changes = square_norms({n: g - there[n] for n, g in here.items() if n in there})
         sizes = {n: point[n].numel() / max(here[n].numel(), 1) for n in changes}
@@ -503,18 +505,12 @@ class Objective:
             )
 
 
-def _few_examples(passes: Passes, params: Params, pair: BatchPair) -> BatchPair:
-    """A few examples of a batch; all of them where the loss does not take a part."""
+def _few_examples(passes: Passes, pair: BatchPair) -> BatchPair:
+    """A few examples of a whole batch; other readers have chosen a few already."""
     batch, weights = pair
-    few = spread_rows(batch, row_count(batch))
-    if weights is not None or few is batch:
+    if weights is not None or not isinstance(passes.loss, ExampleLosses):
         return pair
-    try:
-        with torch.no_grad():
-            passes.differentiate(params, (few, None), None, 0, 0)
-    except PART_ERRORS:
-        return pair
-    return few, None
+    return spread_rows(batch, row_count(batch)), None
 
 
 def _sampled_gradient(passes: Passes, params: Params, pair: BatchPair) -> Params:

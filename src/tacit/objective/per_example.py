@@ -23,6 +23,7 @@ from tacit.errors import InputError
 from tacit.objective import derivatives
 from tacit.objective.batches import BatchPair, row_count, slice_batch
 from tacit.objective.checks import PART_ERRORS, check_rows_are_examples
+from tacit.objective.closed_forms import ClosedForms
 from tacit.objective.local_derivatives import LocalDerivatives, OtherGraphError, learn_places
 from tacit.objective.local_products import NoLocalProductError
 from tacit.objective.losses import ExampleOutputs, WholeBatches, examples_of_losses
@@ -194,12 +195,15 @@ def directional_derivatives(
         second_order = partial(_second_order, leaves=leaves, directions=directions, base=base)
 
     def of_batch(evaluate: Evaluate) -> tuple[Tensor, Tensor | None]:
-        if second_order is None:
+        if first_order.local is not None:  # it reads torch's own layer norm from the graph
             return first_order.of_batch(evaluate)
-        return evaluate(leaves, second_order)
+        with ClosedForms():
+            if second_order is None:
+                return first_order.of_batch(evaluate)
+            return evaluate(leaves, second_order)
 
     prepared = passes.prepared(training=passes.training)
-    with prepared, derivatives.twice_differentiable(), torch.enable_grad():
+    with prepared, derivatives.math_attention(), torch.enable_grad():
         check_rows_are_examples(passes, params, probe)
         if base is None:
             first_order.local = _local_derivatives(passes, leaves, probe, directions)

@@ -39,6 +39,8 @@ MAX_OUTPUT = 2**24
 """Larger outputs (entries) are not copied to be compared with those of the first batch."""
 MAX_NEW_VALUES = 48
 """Number of new values of a tensor for which an example is collected."""
+MAX_VALUES = 2**12
+"""Values of a tensor that are remembered; of later ones only those that an example was kept for."""
 FREQUENT, MIN_FREQUENT = 0.01, 8
 """A new value that fills this part of a batch, and as many entries, is collected in any case:
 padding is frequent."""
@@ -78,8 +80,11 @@ class Survey:
         """Examples whose loss seems to be no mean over them."""
         self._samples: list[Any] = []
         """Some examples of a few batches, each as a batch."""
+        self._waiting: tuple[Any, _Copies] | None = None
+        """The last batch, whose values are still to be searched."""
         self._values: dict[int, Tensor] = {}
-        """Values seen so far, by the position of the tensor in a batch; of floats the extremes."""
+        """Values seen so far in ascending order, by the position of the tensor in a batch; of
+        floats the extremes."""
         self._rare: dict[Any, tuple[Any, int]] = {}
         """Examples with new values as a batch, and their number, by the shape of an example."""
 
@@ -96,7 +101,8 @@ class Survey:
         if number >= FIRST_CHECK and number.bit_count() == 1:
             self._samples.append(spread_rows(batch, row_count(batch)))
         if self._suspect is None and not self._compare_outputs(batch, batch_mean):
-            self._collect(batch)
+            self._collect_waiting()
+            self._waiting = batch, _Copies(batch)
 
     def _add_ignored(self, number: int, ignored: Tensor) -> None:
         self._tokens += ignored.numel()
@@ -133,15 +139,21 @@ class Survey:
             return False  # the loss differentiates, or two batches differ in their shapes
         return True
 
-    def _collect(self, batch: Any) -> None:
-        """Keep the examples of a batch with new values, and the very first ones."""
+    def _collect_waiting(self) -> None:
+        """Keep the examples of the last batch with new values, and the very first ones.
+
+        One batch later a device has copied them, and goes on computing while they are searched.
+        """
+        if self._waiting is None:
+            return
+        batch, copies = self._waiting
+        self._waiting = None
         if (count := row_count(batch) or 0) < 2:
             return
         tensors = list(tensors_in(batch))
         rows = [torch.arange(0 if self._rare else min(count, 4))]
-        for position, tensor in enumerate(tensors):
-            if tensor.ndim and tensor.numel():
-                rows.append(self._new_rows(position, tensor))
+        for position, values in copies.read().items():
+            rows.append(self._new_rows(position, values))
         shapes = tuple((t.dtype, t.shape[1:]) for t in tensors)
         earlier, size = self._rare.get(shapes, (None, 0))
         chosen, most = torch.cat(rows).unique(), most_rows(batch)
@@ -154,31 +166,30 @@ class Survey:
             self._rare[shapes] = (examples, min(size, most))
 
     def _new_rows(self, position: int, tensor: Tensor) -> Tensor:
-        """One row for each new value of a tensor: the extremes, frequent ones, and a few others.
-
-        The values are searched on the CPU: a device would have to be waited for at every step.
-        """
-        rows = tensor.detach().reshape(len(tensor), -1)
-        if tensor.is_floating_point() and rows.shape[1] <= MAX_WIDTH:
-            values, entries = _extremes(rows.cpu())
+        """One row for each new value of a tensor: the extremes, frequent ones, and a few others."""
+        rows = tensor.reshape(len(tensor), -1)
+        if tensor.is_floating_point():
+            values, entries = _extremes(rows)
             frequent = torch.zeros_like(values, dtype=torch.bool)
-        elif not (tensor.is_floating_point() or tensor.is_complex()) and rows.numel() < MAX_ENTRIES:
-            values, entries, counts = _distinct(rows.cpu())
-            frequent = counts >= max(MIN_FREQUENT, FREQUENT * rows.numel())
         else:
-            return torch.empty(0, dtype=torch.long)
+            values, entries, counts = _distinct(rows)
+            frequent = counts >= max(MIN_FREQUENT, FREQUENT * rows.numel())
         seen = self._values.get(position, values[:0])
-        new = ~torch.isin(values, seen)
-        low, high = torch.cat([seen, values]).aminmax()
+        places = torch.searchsorted(seen, values).clamp_max(max(len(seen) - 1, 0))
+        new = seen[places] != values if len(seen) else torch.ones_like(frequent)
+        low, high = torch.cat([seen[:1], seen[-1:], values]).aminmax()
         chosen = new & (frequent | (values == low) | (values == high))
         if not tensor.is_floating_point():
             others = (new & ~chosen).nonzero().flatten()
             chosen[others[: max(0, MAX_NEW_VALUES - len(seen))]] = True
-        self._values[position] = torch.cat([seen, values[new]])
+        added = values[new if len(seen) < MAX_VALUES else chosen]
+        if len(added):
+            self._values[position] = torch.cat([seen, added]).sort().values
         return entries[chosen] // rows.shape[1]
 
     def finish(self, passes: Passes, params: Params) -> Facts:
         """Check the examples that the pass collected; return the facts that it showed."""
+        self._collect_waiting()
         if self._one_number and self._several_examples and self._batches > 1:
             raise InputError(f"batch_loss returns one number for every batch: {ONE_EACH}")
         suspects = [] if self._suspect is None else [self._suspect]
@@ -201,6 +212,38 @@ class Survey:
             always = torch.stack([here, *elsewhere]).all(0)
             ignored *= float(always.sum()) / max(1, int(here.sum()))
         return Facts(ignored, len(self._row_sizes) > 1, self._count_tokens)
+
+
+class _Copies:
+    """Copies on the CPU of the tensors of a batch that are searched, by position.
+
+    A GPU is not waited for before they are read.
+    """
+
+    def __init__(self, batch: Any) -> None:
+        searched = {i: t.detach() for i, t in enumerate(tensors_in(batch)) if _is_searched(t)}
+        self._copies = {i: t if t.is_cuda else t.cpu() for i, t in searched.items()}
+        self._events: list[Any] = []
+        for position, tensor in self._copies.items():
+            if tensor.is_cuda:
+                pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+                self._copies[position] = pinned.copy_(tensor, non_blocking=True)
+                self._events.append(torch.cuda.current_stream(tensor.device).record_event())
+
+    def read(self) -> dict[int, Tensor]:
+        """The copies, once they are complete."""
+        for event in self._events:
+            event.synchronize()
+        return self._copies
+
+
+def _is_searched(tensor: Tensor) -> bool:
+    """Whether a tensor is small enough to be searched; images are not."""
+    if not tensor.ndim or not tensor.numel() or tensor.is_complex():
+        return False
+    if tensor.is_floating_point():
+        return tensor.numel() // len(tensor) <= MAX_WIDTH
+    return tensor.numel() < MAX_ENTRIES
 
 
 def rows_of_values(tensor: Tensor, most: int = 512) -> Tensor:
