@@ -8,6 +8,8 @@ from torch import Tensor
 
 DIRECT = 2**16
 """Rows of a layer up to which they are factorised directly, by QR."""
+ON_CPU = 2**13
+"""Rows on a GPU up to which they are factorised on the CPU: QR of so few takes many kernels."""
 ONCE, TWICE = 1e4, 1e12
 """Largest condition numbers of inner products of unit columns for which these suffice, and for
 which a second reading in their basis does. Beyond, rows are factorised by QR."""
@@ -59,7 +61,8 @@ class FactorSum:
     def factor(self, read: Callable[[], Iterable[Tensor]]) -> Tensor:
         """The factor of all rows, on the CPU; `read` returns the same slices again if needed."""
         if self.products is None:
-            return triangular_factor(self.rows).cpu()
+            few = len(self.rows) <= ON_CPU
+            return triangular_factor(self.rows.cpu() if few else self.rows).cpu()
         first, condition = _cholesky(self.products)
         if condition <= ONCE:
             return first

@@ -518,9 +518,9 @@ def _sampled_gradient(passes: Passes, params: Params, pair: BatchPair) -> Params
     entries: Params = {}
 
     def use(name: str, gradient: Tensor) -> None:
-        step = max(1, gradient.numel() // MAX_SAMPLE)
+        step = gradient.numel() // MAX_SAMPLE
         # An odd step does not stay in a few columns of a matrix.
-        entries[name] = gradient.flatten()[:: step if step == 1 else step | 1].clone()
+        entries[name] = gradient if step < 2 else gradient.flatten()[:: step | 1].clone()
 
     def derivative(mean: Tensor, leaves: Params) -> tuple[()]:
         derivatives.stream_gradient(mean, leaves, use)

@@ -172,11 +172,10 @@ def check_alike(params: Mapping[str, Tensor], reference: Params, *, what: str) -
 
 def check_finite(tensors: Mapping[str, Tensor], *, what: str) -> None:
     """Refuse NaN and infinities, naming the tensor."""
-    # Both extremes are NaN where an entry is; reading them is faster than looking at every entry.
     real = {n: torch.view_as_real(t) if t.is_complex() else t for n, t in tensors.items()}
-    extremes = {n: torch.stack(t.detach().aminmax()) for n, t in real.items() if t.numel()}
-    for name, ends in read_together(extremes).items():
-        if not torch.isfinite(ends).all():
+    # The largest is NaN where an entry is; reading it is faster than looking at every entry.
+    for name, largest in read_together(_norms(real, math.inf)).items():
+        if not torch.isfinite(largest):
             tensor = tensors[name]
             bad = int((~torch.isfinite(tensor)).sum())
             raise InputError(
@@ -227,8 +226,30 @@ def norm(tensors: Mapping[str, Tensor]) -> float:
 
 def square_norms(tensors: Mapping[str, Tensor]) -> dict[str, float]:
     """Sums of squares by tensor, accumulated in float64, and read from the device once."""
-    sums = read_together({n: square_sum(t) for n, t in tensors.items()})
-    return {n: float(total) for n, total in sums.items()}
+    squares = {n: norm.square() for n, norm in read_together(_norms(tensors, 2)).items()}
+    return {n: float(squares.get(n, 0.0)) for n in tensors}
+
+
+def _norms(tensors: Mapping[str, Tensor], order: float) -> Params:
+    """Norms of order 2 or ∞ by tensor, on their devices; those of a GPU with one kernel for many.
+
+    The former are accumulated in float64; empty tensors have none.
+    """
+    present = {n: t.detach() for n, t in tensors.items() if t.numel()}
+    norms: Params = {}
+    on_gpus = {n: t for n, t in present.items() if t.is_cuda}
+    for device in {t.device for t in on_gpus.values()}:
+        here = {n: t for n, t in on_gpus.items() if t.device == device}
+        dtype = torch.float64 if order == 2 else None
+        norms |= zip(
+            here, torch._foreach_norm(list(here.values()), order, dtype=dtype), strict=True
+        )
+    for name, tensor in present.items():
+        if order == 2 and name not in norms:
+            norms[name] = square_sum(tensor).sqrt()
+        elif name not in norms:
+            norms[name] = torch.stack(tensor.aminmax()).abs().max()
+    return norms
 
 
 def square_sum(tensor: Tensor) -> Tensor:
@@ -268,18 +289,19 @@ def perturb_last_digit(params: Params, eps: float | None = None) -> Params:
     for name, p in params.items():
         options = {"generator": generators[p.device], "device": p.device, "dtype": torch.int8}
         up = torch.randint(0, 2, (p.numel(),), **options).view(p.shape)
-        perturbed[name] = p * (1 + (2 * up.to(p.dtype) - 1) * eps)
+        perturbed[name] = up.to(p.dtype).mul_(2 * eps).add_(1 - eps).mul_(p.detach())
     return same_buffers(perturbed, params)
 
 
 def fingerprint(params: Mapping[str, Tensor]) -> tuple[float, ...]:
     """Two numbers per tensor that change when its entries change or are permuted.
 
-    On the CPU slices are so small that torch sums each on one thread: the numbers do not depend on
+    The small tensors on a GPU have two numbers together, because starting kernels takes the time. On
+    the CPU slices are so small that torch sums each on one thread: the numbers do not depend on
     the number of threads.
     """
     sums: Params = {}
-    for name, tensor in params.items():
+    for name, tensor in _join_small(params).items():
         size = 2**14 if tensor.device.type in ("cpu", "mps") else DEVICE_SLICE
         square = weighted = torch.zeros((), dtype=torch.float64)
         for number, part in enumerate(tensor.detach().flatten().split(size), 1):
@@ -289,6 +311,16 @@ def fingerprint(params: Mapping[str, Tensor]) -> tuple[float, ...]:
             weighted = weighted + number * (part * ramp).sum()
         sums[name] = torch.stack([square, weighted])
     return tuple(number for pair in read_together(sums).values() for number in pair.tolist())
+
+
+def _join_small(tensors: Mapping[str, Tensor]) -> Params:
+    """The tensors, the small ones of each GPU joined to one."""
+    small = {n: t for n, t in tensors.items() if t.is_cuda and t.numel() < SLICE}
+    joined = {n: t for n, t in tensors.items() if n not in small}
+    for device in dict.fromkeys(t.device for t in small.values()):
+        here = [t.detach().flatten() for t in small.values() if t.device == device]
+        joined[f"small ones on {device}"] = torch.cat(here)
+    return joined
 
 
 def describe(value: Any) -> str:
