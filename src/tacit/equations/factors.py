@@ -8,6 +8,8 @@ from torch import Tensor
 
 DIRECT = 2**16
 """Rows of a layer up to which they are factorised directly, by QR."""
+PARTS = 256
+"""Parts of the rows whose inner products a GPU computes at once."""
 ON_CPU = 2**13
 """Rows on a GPU up to which they are factorised on the CPU: QR of so few takes many kernels."""
 ONCE, TWICE = 1e4, 1e12
@@ -48,11 +50,11 @@ class FactorSum:
     def add(self, matrix: Tensor) -> None:
         """Add a slice of rows."""
         if self.products is not None:
-            self.products += (matrix.T @ matrix).to(self.products)
+            self.products += inner_products(matrix).to(self.products)
             return
         self.rows = _append(self.rows.to(matrix), matrix)
         if not self.by_qr and len(self.rows) > DIRECT:
-            products = self.rows.T @ self.rows
+            products = inner_products(self.rows)
             self.by_qr = _cholesky(products)[1] > TWICE
             self.products = None if self.by_qr else products
         if self.by_qr:
@@ -70,7 +72,7 @@ class FactorSum:
             products, basis = torch.zeros_like(self.products), first.to(self.products)
             for matrix in read():
                 rows = torch.linalg.solve_triangular(basis, matrix, upper=True, left=False)
-                products += rows.T @ rows
+                products += inner_products(rows)
             second, condition = _cholesky(products)
             if condition <= ONCE:
                 return second @ first
@@ -78,6 +80,16 @@ class FactorSum:
         for matrix in read():
             factor = triangular_factor(_append(factor, matrix))
         return factor.cpu()
+
+
+def inner_products(rows: Tensor) -> Tensor:
+    """rowsᵀ·rows; on a GPU by parts, since its product of a few long columns uses a part of it."""
+    count = len(rows) // PARTS
+    if not rows.is_cuda or count < PARTS:
+        return rows.T @ rows
+    parts = rows[: count * PARTS].mT.unflatten(1, (PARTS, count)).movedim(1, 0)
+    rest = rows[count * PARTS :]
+    return torch.bmm(parts, parts.mT).sum(0) + rest.T @ rest
 
 
 def factor_of(matrices: Sequence[Tensor], width: int) -> Tensor:

@@ -241,9 +241,10 @@ def _norms(tensors: Mapping[str, Tensor], order: float) -> Params:
     for device in {t.device for t in on_gpus.values()}:
         here = {n: t for n, t in on_gpus.items() if t.device == device}
         dtype = torch.float64 if order == 2 else None
-        norms |= zip(
-            here, torch._foreach_norm(list(here.values()), order, dtype=dtype), strict=True
+        together = torch._foreach_norm(  # pyright: ignore[reportPrivateImportUsage]
+            list(here.values()), order, dtype=dtype
         )
+        norms |= zip(here, together, strict=True)
     for name, tensor in present.items():
         if order == 2 and name not in norms:
             norms[name] = square_sum(tensor).sqrt()
@@ -296,8 +297,8 @@ def perturb_last_digit(params: Params, eps: float | None = None) -> Params:
 def fingerprint(params: Mapping[str, Tensor]) -> tuple[float, ...]:
     """Two numbers per tensor that change when its entries change or are permuted.
 
-    The small tensors on a GPU have two numbers together, because starting kernels takes the time. On
-    the CPU slices are so small that torch sums each on one thread: the numbers do not depend on
+    The small tensors on a GPU have two numbers together, because starting kernels takes the time.
+    On the CPU slices are so small that torch sums each on one thread: the numbers do not depend on
     the number of threads.
     """
     sums: Params = {}

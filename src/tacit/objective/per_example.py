@@ -149,7 +149,7 @@ class _FirstOrder:
                 _check_sum(u, column, gradients, direction)
             columns.append(column)
         self.signed_sum.add(gradients)
-        return to_float64(torch.stack(columns, dim=1)).cpu()
+        return to_float64(torch.stack(columns, dim=1))
 
     def _by_forward_mode(self, evaluate: Evaluate) -> tuple[Tensor, Tensor | None]:
         """One forward pass per direction; the signed sum takes a plain backward pass."""
@@ -203,7 +203,7 @@ def directional_derivatives(
             return evaluate(leaves, second_order)
 
     prepared = passes.prepared(training=passes.training)
-    with prepared, derivatives.math_attention(), torch.enable_grad():
+    with prepared as passes, derivatives.math_attention(), torch.enable_grad():
         check_rows_are_examples(passes, params, probe)
         if base is None:
             first_order.local = _local_derivatives(passes, leaves, probe, directions)
@@ -256,7 +256,7 @@ def derivatives_of_terms(terms: Tensor, leaves: Params, directions: Sequence[Par
     if not terms.requires_grad:
         return torch.zeros(len(terms), len(directions), dtype=torch.float64)
     first_order = _FirstOrder(leaves, directions, _SignedSum(None, leaves, 1))
-    return first_order.by_reverse_mode(examples_of_losses(terms))
+    return first_order.by_reverse_mode(examples_of_losses(terms)).cpu()
 
 
 def _second_order(
@@ -364,11 +364,12 @@ def _read_examples(
         for draw in draws:
             evaluate = partial(passes.examples, pair=pair, draw=draw, index=index)
             batch_values, weights = of_batch(evaluate)
-            total = total + batch_values / all_draws
+            total = total.to(batch_values.device) + batch_values / all_draws
         signed_sum.examples_seen += len(total)
         values.append(total)
         weights_by_batch.append(weights)
-    return torch.cat(values), _join_weights(values, weights_by_batch)
+    # Read from the device at the end, so that no batch waits for the one before.
+    return torch.cat([part.cpu() for part in values]), _join_weights(values, weights_by_batch)
 
 
 def _sum_readings(
