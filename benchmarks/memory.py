@@ -14,7 +14,9 @@ from workload import mlp, seconds
 
 import tacit
 
-BOUND = 6.0
+BOUND = 4.0
+SECONDS_BOUND = 5.0
+"""For two threads of the machine that the other bounds were set on."""
 WIDTHS = (6000, 5000, 3500, 700, 100, 10)
 """50,030,310 parameters, 30 million of them in the first weight."""
 QUICK_WIDTHS = (600, 500, 350, 70, 10)
@@ -43,7 +45,12 @@ def measure(*, quick: bool) -> list[Row]:
             f"  {measured['parameters']:,} parameters, {len(candidates())} regularizers",
             f"{largest:.0%} in one tensor; {measured['method']}",
         ),
-        Row("  time of this estimate", f"{measured['seconds']:.1f} s"),
+        Row(
+            "  time of this estimate",
+            f"{measured['seconds']:.1f} s",
+            value=measured["seconds"],
+            bound=SECONDS_BOUND,
+        ),
     ]
 
 

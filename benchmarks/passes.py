@@ -12,6 +12,9 @@ import tacit
 
 BOUND = 1.25
 SECOND_BOUND = 0.05
+CANDIDATE_BOUND = 0.02
+MANY = 9
+"""Number of candidates from which the cost of one more is measured."""
 BATCH = 1024
 """The batch size that `estimate` uses for data in tensors."""
 DISTURBED = 1.3
@@ -50,6 +53,7 @@ def measure(*, quick: bool) -> list[Row]:
         _times_row("estimate", estimate_times),
         Row("  ratio within a repeat", f"{median(ratios):.3f}× (median of {repeats})"),
         _second_family_row(model, inputs, targets, median(estimate_times), repeats),
+        _candidate_row(model, inputs, targets, median(pass_times), repeats),
         *_load_warning(pass_times, estimate_times),
     ]
 
@@ -67,6 +71,28 @@ def _second_family_row(
         f"{ratio:.3f}× ({median(times):.3f} s over {estimate_time:.3f} s)",
         value=ratio,
         bound=SECOND_BOUND,
+    )
+
+
+def _candidate_row(
+    model: nn.Module, inputs: Tensor, targets: Tensor, pass_time: float, repeats: int
+) -> Row:
+    """One more elementwise candidate, in equations that are written from a stored target."""
+    target = tacit.endpoint_target(tacit.Objective(model, F.cross_entropy, (inputs, targets)))
+    many = [tacit.smooth_l1(0.01 * 2**i, name=f"smooth_l1 {i}") for i in range(MANY)]
+    times = {
+        count: median(
+            seconds(lambda: target.equations(many[:count]))  # noqa: B023 # called at once
+            for _ in range(repeats)
+        )
+        for count in (1, MANY)
+    }
+    ratio = max(0.0, times[MANY] - times[1]) / (MANY - 1) / pass_time
+    return Row(
+        "one more elementwise candidate / one plain gradient pass",
+        f"{ratio:.4f}× (equations of {MANY} take {times[MANY]:.3f} s, of one {times[1]:.3f} s)",
+        value=ratio,
+        bound=CANDIDATE_BOUND,
     )
 
 

@@ -73,6 +73,7 @@ def check_probe(passes: Passes, params: Params) -> BatchPair:
         copies = same_buffers({n: p.clone() for n, p in params.items()}, params)
         _check_deterministic(passes, copies, probe)
         _check_unwritten(copies, params)
+        del copies  # as large as the model
     check_mean_loss(passes, params, probe[0])
     return probe
 

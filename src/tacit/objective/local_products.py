@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 
-BLOCK_ENTRIES, BLOCK_ENTRIES_ELSEWHERE = 2**18, 2**26
+BLOCK_ENTRIES, BLOCK_ENTRIES_ELSEWHERE = 2**19, 2**26
 """Entries of the gradients G_i that are formed at once: on the CPU they stay in the cache."""
 GRADIENT_COST = 8
 """Time to write a matrix x_iᵀ g_i and multiply it by one direction, in rows of its product."""
