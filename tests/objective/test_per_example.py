@@ -17,6 +17,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 from tacit import InputError, Objective
+from tacit.objective import per_example
 
 
 def random_directions(params, count=3, seed=1):
@@ -281,3 +282,69 @@ def test_wrong_directions_and_transposed_outputs_are_refused():
     )
     with pytest.raises(InputError, match="one row per example"):
         transposed.directional_derivatives([transposed.params])
+
+
+def token_objective(**options):
+    """A language model with one loss per token, some of them without weight."""
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.1, batch_first=True, norm_first=True)
+    layer.self_attn.dropout = 0.0  # under vmap its masks are others, and reverse mode is used
+    model = nn.Sequential(
+        nn.Embedding(11, 8),
+        nn.TransformerEncoder(layer, 2, enable_nested_tensor=False),
+        nn.LayerNorm(8),
+        nn.Linear(8, 11),
+    ).double()
+    batches = list(torch.randint(11, (22, 7)).split(5))
+
+    def losses_and_weights(model, ids):
+        losses = F.cross_entropy(model(ids[:, :-1]).mT, ids[:, 1:], reduction="none").flatten()
+        return losses, ids[:, 1:].flatten() % 3
+
+    return Objective.from_batch_loss(model, losses_and_weights, batches, **options)
+
+
+@pytest.mark.parametrize("options", [{}, {"training": True, "draws": 3}], ids=["eval", "draws"])
+def test_all_directions_by_forward_mode_are_those_of_reverse_mode(options, monkeypatch):
+    """As on a GPU."""
+    objective = token_objective(**options)
+    directions = random_directions(objective.params)
+    del directions[1][next(iter(directions[1]))]
+    signs = torch.zeros(objective.count, dtype=torch.float64)
+    signs[:20], signs[20:25], signs[-9:] = 1.0, -4.0, 0.5  # in the first and the last batch
+    expected = objective.directional_derivatives(directions, signs=signs)
+    monkeypatch.setattr(per_example, "FORWARD_ON", ("cpu",))
+    together, results = per_example.AllDirections.of_batch, []
+
+    def seen(self, *arguments):
+        results.append(together(self, *arguments))
+        return results[-1]
+
+    monkeypatch.setattr(per_example.AllDirections, "of_batch", seen)
+    computed = objective.directional_derivatives(directions, signs=signs)
+    assert len(results) == 5 * objective.draws
+    assert all(result is not None for result in results)
+    torch.testing.assert_close(computed.values, expected.values, rtol=1e-11, atol=1e-13)
+    torch.testing.assert_close(computed.weights, expected.weights)
+    for name, total in expected.signed_sum.items():
+        torch.testing.assert_close(computed.signed_sum[name], total, rtol=1e-10, atol=1e-12)
+
+
+def test_forward_mode_that_is_wrong_or_impossible_falls_back(monkeypatch):
+    monkeypatch.setattr(per_example, "FORWARD_ON", ("cpu",))
+    objective = token_objective()
+    directions = random_directions(objective.params)
+    expected = objective.directional_derivatives(directions).values
+    jvp = torch.func.jvp
+
+    def wrong(*arguments):
+        value, tangent = jvp(*arguments)
+        return value, 1.01 * tangent
+
+    def impossible(*arguments):
+        raise RuntimeError("no rule")
+
+    for replacement in (wrong, impossible):
+        monkeypatch.setattr(torch.func, "jvp", replacement)
+        computed = objective.directional_derivatives(directions).values
+        torch.testing.assert_close(computed, expected, rtol=1e-11, atol=1e-13)

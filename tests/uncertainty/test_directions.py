@@ -74,6 +74,17 @@ def test_residuals_and_norms_leave_out_rows_without_equations(problem):
     assert square_norm_of_rows(bound, target) == pytest.approx(4 * int(has_equation.sum()))
 
 
+def test_of_very_many_examples_a_part_has_signs(monkeypatch):
+    monkeypatch.setattr(directions_module, "MOST_SIGNED", 40)
+    signs = balanced_signs(1001, seed=1)
+    assert signs.sum() == 0
+    assert 240 <= signs.abs().sum() <= 250
+    with_sign = signs.nonzero().flatten()
+    assert with_sign[0] < 2
+    assert with_sign[-1] > 998
+    assert (with_sign.diff() > 2).sum() == 3  # gaps between four runs
+
+
 def test_balanced_signs_add_up_to_zero():
     for count in (10, 11):
         signs = balanced_signs(count, seed=3)

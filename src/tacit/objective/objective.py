@@ -1,6 +1,5 @@
 """A model, a loss and data as functions of the parameters: value, gradient, Hessian products."""
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -12,13 +11,11 @@ from torch import Tensor, nn
 from tacit.errors import InputError, check_choice, check_type, check_whole
 from tacit.objective import derivatives, per_example
 from tacit.objective.batches import (
-    BatchPair,
     needs_batch_size,
     open_batches,
-    row_count,
     tensors_in,
 )
-from tacit.objective.checks import PART_ERRORS, check_probe, check_statistics, spread_rows
+from tacit.objective.checks import check_probe, check_statistics
 from tacit.objective.compared import ComparedDerivatives
 from tacit.objective.losses import (
     BatchLoss,
@@ -49,19 +46,16 @@ from tacit.objective.params import (
     Params,
     check_params,
     norm,
-    perturb_last_digit,
-    square_norms,
 )
 from tacit.objective.passes import Derivative, Passes, PassResult, move_by
 from tacit.objective.per_example import DirectionalDerivatives
 from tacit.objective.randomness import seed_reading, takes_noise
 from tacit.objective.rereading import check_rereadable, keeps_order
+from tacit.objective.rounding import measure_rounding
 from tacit.objective.scale import Scale
 from tacit.objective.survey import Facts, Survey
 from tacit.objective.third_order import curvatures, sum_of_gradients
 
-MAX_SAMPLE = 2**20
-"""About how many entries of a tensor are compared to measure the rounding of its gradient."""
 BATCH_SIZE = 1024
 """Rows of data in tensors that go through the model at once, unless batch_size= is passed."""
 
@@ -364,18 +358,7 @@ class Objective:
         how precisely ∇L is known, so a target of this norm has no signal. The last digit is that of
         the least precise dtype in use, autocast included.
         """
-        point = self.point(params)
-        passes, pair = self._passes, self._passes.to_model(self._probe)
-        with passes.prepared(training=passes.training) as passes, torch.enable_grad():
-            try:
-                here = _sampled_gradient(passes, point, few := _few_examples(passes, pair))
-                pair = few
-            except PART_ERRORS:  # the loss does not take a part of a batch
-                here = _sampled_gradient(passes, point, pair)
-            there = _sampled_gradient(passes, perturb_last_digit(point), pair)
-        changes = square_norms({n: g - there[n] for n, g in here.items() if n in there})
-        sizes = {n: point[n].numel() / max(here[n].numel(), 1) for n in changes}
-        return {n: math.sqrt(changes.get(n, 0.0) * sizes.get(n, 1.0)) for n in point}
+        return measure_rounding(self._passes, self.point(params), self._probe)
 
     @torch.inference_mode(mode=False)
     def same_loss(self, *points: Params) -> bool:
@@ -503,31 +486,6 @@ class Objective:
                 f"the data gave {count} examples, where an earlier pass gave {self._count}: pass "
                 "data that can be read repeatedly and stays the same, such as a list of batches."
             )
-
-
-def _few_examples(passes: Passes, pair: BatchPair) -> BatchPair:
-    """A few examples of a whole batch; other readers have chosen a few already."""
-    batch, weights = pair
-    if weights is not None or not isinstance(passes.loss, ExampleLosses):
-        return pair
-    return spread_rows(batch, row_count(batch)), None
-
-
-def _sampled_gradient(passes: Passes, params: Params, pair: BatchPair) -> Params:
-    """The gradient on a batch, at entries that are spread over each tensor; of small ones all."""
-    entries: Params = {}
-
-    def use(name: str, gradient: Tensor) -> None:
-        step = gradient.numel() // MAX_SAMPLE
-        # An odd step does not stay in a few columns of a matrix.
-        entries[name] = gradient if step < 2 else gradient.flatten()[:: step | 1].clone()
-
-    def derivative(mean: Tensor, leaves: Params) -> tuple[()]:
-        derivatives.stream_gradient(mean, leaves, use)
-        return ()
-
-    passes.differentiate(params, pair, derivative, 0, 0)
-    return entries
 
 
 def check_objective(objective: Objective, *, what: str = "an objective") -> Objective:

@@ -15,6 +15,9 @@ from torch import Tensor
 from tacit.equations.rows import BoundCandidates, read_rows, slices
 from tacit.objective.params import Params, to_float64
 
+MOST_SIGNED, PART_SIGNED, RUNS = 2**15, 4, 4
+"""Of more examples than the first number, that many or one in the second have a random sign, in so
+many runs."""
 MAX_STORED_ENTRIES = 2**26
 """Directions with more entries than this in all are rebuilt at each access instead of stored,
 unless a GPU has room for them."""
@@ -114,11 +117,19 @@ def known_products(bound: BoundCandidates, directions: Sequence[Params], count: 
 
 
 def balanced_signs(count: int, *, seed: int) -> Tensor:
-    """Random signs, one per example, equally many +1 and −1; one of them is 0 where n is odd.
+    """Random signs, one per example, equally many +1 and −1; the others are 0.
 
-    E‖Σ s_i g_i‖² is n·tr Cov(g) over such signs, because the mean of the g_i cancels.
+    E‖Σ s_i g_i‖² is m·tr Cov(g) over m such signs, because the mean of the g_i cancels. Its
+    relative error does not depend on m, so that of very many examples (tokens) only a part has a
+    sign: a few runs, spread over the data. Where m is odd, one more is 0.
     """
-    order, half = torch.randperm(count, generator=torch.Generator().manual_seed(seed)), count // 2
+    signed = torch.arange(count)
+    if count > MOST_SIGNED:
+        length = max(MOST_SIGNED, count // PART_SIGNED) // RUNS
+        starts = [i * (count - length) // (RUNS - 1) for i in range(RUNS)]
+        signed = torch.cat([signed[start : start + length] for start in starts])
+    order = signed[torch.randperm(len(signed), generator=torch.Generator().manual_seed(seed))]
+    half = len(order) // 2
     signs = torch.zeros(count, dtype=torch.float64)
     signs[order[:half]] = 1
     signs[order[half : 2 * half]] = -1

@@ -89,9 +89,12 @@ def score_examples(
     largest = torch.linalg.eigvalsh(factor @ covariance @ factor.T)[-1]
     variance = float(probe_covariance.diagonal().mean())
     along_columns = float((factor @ covariance @ factor.T).diagonal().sum())
-    if derivatives.signed_sum is not None:
+    if derivatives.signed_sum is not None and signs is not None:
         total_weight = len(values) if weights is None else float(weights.sum())
-        variance = square_norm_of_rows(bound, derivatives.signed_sum) / total_weight**2
+        squares = torch.ones(len(values)) if weights is None else weights.square()
+        all_over_signed = float(squares.sum() / squares[signs != 0].sum())
+        square_norm = square_norm_of_rows(bound, derivatives.signed_sum)
+        variance = all_over_signed * square_norm / total_weight**2
     shifts, notes = torch.zeros(1, count), ()
     candidates = linear_fit.origin.candidates
     regularizers = (*candidates.estimated, *candidates.known)

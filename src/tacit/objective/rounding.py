@@ -1,0 +1,56 @@
+"""How precisely a gradient is known: its change when every weight moves by its last digit."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from tacit.objective import derivatives
+from tacit.objective.batches import BatchPair, row_count
+from tacit.objective.checks import PART_ERRORS, spread_rows
+from tacit.objective.losses import ExampleLosses
+from tacit.objective.params import Params, perturb_last_digit, square_norms
+from tacit.objective.passes import Passes
+
+MAX_SAMPLE = 2**20
+"""About how many entries of a tensor are compared to measure the rounding of its gradient."""
+
+
+def measure_rounding(passes: Passes, params: Params, probe: BatchPair) -> dict[str, float]:
+    """See `Objective.rounding`."""
+    pair = passes.to_model(probe)
+    with passes.prepared(training=passes.training) as passes, torch.enable_grad():
+        try:
+            here = _sampled_gradient(passes, params, few := _few_examples(passes, pair))
+            pair = few
+        except PART_ERRORS:  # the loss does not take a part of a batch
+            here = _sampled_gradient(passes, params, pair)
+        there = _sampled_gradient(passes, perturb_last_digit(params), pair)
+    changes = square_norms({n: g - there[n] for n, g in here.items() if n in there})
+    sizes = {n: params[n].numel() / max(here[n].numel(), 1) for n in changes}
+    return {n: math.sqrt(changes.get(n, 0.0) * sizes.get(n, 1.0)) for n in params}
+
+
+def _few_examples(passes: Passes, pair: BatchPair) -> BatchPair:
+    """A few examples of a whole batch; other readers have chosen a few already."""
+    batch, weights = pair
+    if weights is not None or not isinstance(passes.loss, ExampleLosses):
+        return pair
+    return spread_rows(batch, row_count(batch)), None
+
+
+def _sampled_gradient(passes: Passes, params: Params, pair: BatchPair) -> Params:
+    """The gradient on a batch, at entries that are spread over each tensor; of small ones all."""
+    entries: Params = {}
+
+    def use(name: str, gradient: Tensor) -> None:
+        step = gradient.numel() // MAX_SAMPLE
+        # An odd step does not stay in a few columns of a matrix.
+        entries[name] = gradient if step < 2 else gradient.flatten()[:: step | 1].clone()
+
+    def derivative(mean: Tensor, leaves: Params) -> tuple[()]:
+        derivatives.stream_gradient(mean, leaves, use)
+        return ()
+
+    passes.differentiate(params, pair, derivative, 0, 0)
+    return entries

@@ -1,0 +1,75 @@
+"""Gradients of a batch with one coefficient per example, and their sum over batches."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tacit.errors import InputError
+from tacit.objective import derivatives
+from tacit.objective.losses import ExampleOutputs
+from tacit.objective.params import Params, float64_zeros, to_float64
+
+Evaluate = Callable[[Params, Callable[[ExampleOutputs], Any]], tuple[Any, Tensor | None]]
+"""evaluate(params, use): use(examples of one batch, in one draw), and the examples' weights."""
+
+
+class SignedSum:
+    """Accumulates Σ s_i w_i ∇ℓ_i over batches; does nothing without signs."""
+
+    def __init__(self, signs: Tensor | None, params: Params, draws: int):
+        self._signs, self._draws = signs, draws
+        self.sums = None if signs is None else float64_zeros(params)
+        self.examples_seen = 0
+        """Number of examples in earlier batches."""
+
+    def are_zero(self, size: int) -> bool:
+        """Whether none of the next examples, so many, has a sign."""
+        return self._signs is None or not self._signs[self.examples_seen :][:size].any()
+
+    def coefficients(self, examples: ExampleOutputs) -> Tensor:
+        """The coefficients of a batch's examples: signs times weights, or ones without signs."""
+        coefficients = torch.ones(examples.size)
+        if self._signs is not None:
+            coefficients = self._signs[self.examples_seen : self.examples_seen + examples.size]
+            if examples.weights is not None:
+                coefficients = coefficients * examples.weights.to(coefficients)
+        dtype = torch.promote_types(examples.outputs[0].dtype, torch.float32)
+        return coefficients.to(examples.outputs[0].device, dtype)
+
+    def add(self, gradients: dict[str, Tensor | None]) -> None:
+        """Add the signed gradient of one batch in one draw."""
+        for name, total in (self.sums or {}).items():
+            gradient = gradients[name]
+            if gradient is not None:
+                total.add_(gradient.detach().to(total.device), alpha=1 / self._draws)
+
+
+def pull_back_examples(
+    examples: ExampleOutputs, leaves: Params, cotangents: Sequence[Tensor], *, graph: bool = True
+) -> dict[str, Tensor | None]:
+    """Jᵀ·cotangents by tensor, with its graph; None where no output depends on the tensor."""
+    if not any(output.requires_grad for output in examples.outputs):
+        raise InputError(derivatives.NO_DEPENDENCE)
+    pairs = zip(examples.outputs, cotangents, strict=True)
+    gradients = derivatives.pull_back(pairs, list(leaves.values()), create_graph=graph)
+    return dict(zip(leaves, gradients, strict=True))
+
+
+def check_sum(
+    u: Tensor, column: Tensor, gradients: dict[str, Tensor | None], direction: Params
+) -> None:
+    """Refuse a backward that cannot be differentiated but raises no error.
+
+    Σ u_i D ℓ_i[v] must equal ⟨∇ Σ u_i ℓ_i, v⟩, which needs no second backward.
+    """
+    pairs = [(g, direction[n]) for n, g in gradients.items() if g is not None and n in direction]
+    sums, scale, epsilon = [], 0.0, 0.0
+    for tensor, vector in ((u, column), *pairs):
+        terms = to_float64(tensor.detach()) * to_float64(vector.to(tensor.device))
+        sums.append(float(terms.sum()))
+        scale += float(terms.abs().sum())
+        epsilon = max(epsilon, torch.finfo(tensor.dtype).eps)
+    if abs(sums[0] - sum(sums[1:])) > epsilon**0.5 * scale:
+        raise RuntimeError("a backward here is not differentiable and raises no error")
