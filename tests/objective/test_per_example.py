@@ -287,10 +287,10 @@ def test_wrong_directions_and_transposed_outputs_are_refused():
 def token_objective(**options):
     """A language model with one loss per token, some of them without weight."""
     torch.manual_seed(0)
-    layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.1, batch_first=True, norm_first=True)
-    layer.self_attn.dropout = 0.0  # under vmap its masks are others, and reverse mode is used
+    layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True, norm_first=True)
     model = nn.Sequential(
         nn.Embedding(11, 8),
+        nn.Dropout(0.1),
         nn.TransformerEncoder(layer, 2, enable_nested_tensor=False),
         nn.LayerNorm(8),
         nn.Linear(8, 11),
