@@ -13,6 +13,8 @@ class Size:
     vocabulary: int = 256
     checkpointed: bool = False
     """Whether activations are computed again in the backward pass, which saves memory."""
+    repeats: int = 2
+    """How often each computation is timed; its time is the least."""
 
 
 @dataclass(frozen=True)
@@ -24,8 +26,8 @@ class Config:
         Size("1 million", 5, 128),
         Size("10 million", 12, 256),
         Size("124 million", 12, 768, 50_257),
-        Size("354 million", 24, 1024, 50_257),
-        Size("1.3 billion", 24, 2048, 50_257),
+        Size("354 million", 24, 1024, 50_257, repeats=1),
+        Size("1.3 billion", 24, 2048, 50_257, repeats=1),
     )
     largest: Size | None = Size("7 billion", 34, 4096, 50_257, checkpointed=True)
     """A model that is measured on few batches, in the last of the dtypes."""
@@ -49,7 +51,7 @@ class Config:
     """Dropout masks of a difference."""
     dropout: float = 0.1
     repeats: int = 2
-    """How often each computation is timed; its time is the least."""
+    """How often each computation is timed where the data or the candidates vary."""
     gpu: bool = True
     """Whether the models are too large for a CPU."""
 

@@ -32,26 +32,32 @@ BETAS = (1e-3, 3e-2)
 
 
 def size_rows(config: Config, size: Size, dtype: str, device: str) -> Iterator[Row]:
-    """One row per precision of sums, for a model of this size and all batches."""
+    """One row per precision of sums, for a model of this size and all batches.
+
+    The first has more computations, whose time does not depend on the precision.
+    """
     with open_workload(config, size, dtype, device, batches=config.batches) as workload:
         computations: dict[str, Computation] = {}
         fits: dict[str, Fit] = {}
         for sums in config.sums:
             part = workload.with_sums(sums)
             computations |= {
-                f"objective {sums}": part.making_an_objective(),
-                f"gradient {sums}": part.gradient(),
                 f"estimate {sums}": _keep_fit(part, fits),
-                f"layerwise {sums}": part.estimate([layerwise(l2())]),
                 f"few {sums}": part.first(config.few).estimate(ELASTIC_NET),
             }
-        computations["plain"] = workload.plain()  # the last, so that its gradients remain
-        costs = _measure(computations, workload, config, device)
+        part = workload.with_sums(config.sums[0])
+        computations |= {
+            f"objective {part.sums}": part.making_an_objective(),
+            f"gradient {part.sums}": part.gradient(),
+            f"layerwise {part.sums}": part.estimate([layerwise(l2())]),
+            "plain": workload.plain(),  # the last, so that its gradients remain
+        }
+        costs = _measure(computations, workload, replace(config, repeats=size.repeats), device)
         for sums in config.sums:
             row: Row = {"kind": "parameters", **workload.with_sums(sums).labels, "candidates": 2}
             row |= _cost_columns({"plain": costs["plain"]})
             names = ("objective", "gradient", "estimate", "layerwise", "few")
-            row |= _cost_columns({name: costs[f"{name} {sums}"] for name in names})
+            row |= _cost_columns({n: costs[f"{n} {sums}"] for n in names if f"{n} {sums}" in costs})
             ratio = config.few / (config.batches - config.few)
             few, all_seconds = row["few_seconds"], row["estimate_seconds"]
             row["fixed_seconds"] = few - (all_seconds - few) * ratio
