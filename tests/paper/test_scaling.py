@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import asdict, replace
+from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -19,6 +20,7 @@ from tacit_paper.scaling.measuring import Computation, measure_in_turn
 from tacit_paper.scaling.networks import build_decoder, random_batches, token_losses
 from tacit_paper.scaling.workload import open_workload
 
+ROOT = Path(__file__).parents[2]
 SMALL = Size("small", 2, 64, vocabulary=16)
 TINY = replace(
     scaling.QUICK, sizes=(SMALL,), fixed="small", batches=3, few=1, sequences=2, positions=6,
@@ -260,3 +262,28 @@ def test_the_figure_is_drawn_from_rows(make_rows, rows, tmp_path):
     assert titles == list("ABCD")
     for path in plots.save(figure, tmp_path):
         assert path.stat().st_size > 10_000
+
+
+def test_the_stored_rows_say_what_the_documentation_says():
+    stored = pd.read_parquet(ROOT / "results/paper/scaling/rows.parquet")
+    exact = select(stored, "parameters", sums="float64").set_index("parameters")
+    page = (ROOT / "docs/method.md").read_text()
+    for millions, size in {
+        "124 million": 124e6,
+        "354 million": 354e6,
+        "1.3 billion": 1.3e9,
+    }.items():
+        near = exact[abs(exact.index / size - 1) < 0.02].set_index("dtype")
+        ratios = near.estimate_seconds / near.plain_seconds
+        fixed = near.fixed_seconds.max()
+        line = f"| {millions} | {ratios.float32:.2f} gradient passes | {ratios.bfloat16:.2f} | "
+        assert line + f"{fixed:.1f} s |" in page
+    scores = select(stored, "difference", dtype="float32")
+    assert f"take {float((scores.score_seconds / scores.plain_seconds).iloc[0]):.1f} " in page
+
+
+def test_the_stored_rows_have_the_memory_and_the_strengths_that_are_promised():
+    stored = pd.read_parquet(ROOT / "results/paper/scaling/rows.parquet")
+    promised = [c for c in check(stored) if "GiB above" in c.label or "naive" in c.label]
+    assert len(promised) == 6
+    assert all(result.holds for result in promised)

@@ -55,7 +55,8 @@ class FactorSum:
         self.rows = _append(self.rows.to(matrix), matrix)
         if not self.by_qr and len(self.rows) > DIRECT:
             products = inner_products(self.rows)
-            self.by_qr = _cholesky(products)[1] > TWICE
+            # A GPU is not waited for: there, ill-conditioned rows are read again at the end.
+            self.by_qr = not products.is_cuda and _cholesky(products)[1] > TWICE
             self.products = None if self.by_qr else products
         if self.by_qr:
             self.rows = triangular_factor(self.rows)
