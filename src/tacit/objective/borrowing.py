@@ -129,6 +129,16 @@ class Attributes:
             if _holds_tensors(before) or "require_backward_grad_sync" in before
         ]
         """The containers whose entries may be swapped."""
+        self._lengths, self._entries = self._lengths_now(), list(self._entries_now())
+
+    def _lengths_now(self) -> list[int]:
+        return [len(container) for container, _ in self.contents]
+
+    def _entries_now(self) -> Iterator[Any]:
+        """All keys and values, one container after the other."""
+        containers = [container for container, _ in self.contents]
+        values = (c if isinstance(c, list) else c.values() for c in containers)
+        return chain(chain.from_iterable(containers), chain.from_iterable(values))
 
     def _add(self, values: Iterable[Any], seen: set[int]) -> None:
         """Add the containers among these values, and those inside of them, each once."""
@@ -146,6 +156,17 @@ class Attributes:
 
     def restore(self) -> None:
         """Restore the same objects, in the same order; of long containers only the length."""
+        self._restore_lengths()
+        for container, before in self.with_tensors:
+            _restore(container, before)
+        # Nearly always nothing else has changed, and one comparison of all is fast.
+        same = self._lengths_now() == self._lengths
+        if not same or not all(map(operator.is_, self._entries_now(), self._entries)):
+            for container, before in self.contents:
+                _restore(container, before)
+
+    def _restore_lengths(self) -> None:
+        """Restore the lengths of empty and long containers."""
         if any(self._empty):
             for container in self._empty:
                 container.clear()
@@ -154,11 +175,6 @@ class Attributes:
                 del container[size:]
             elif len(container) > size:
                 _restore(container, dict(islice(container.items(), size)))
-        for container, before in self.contents:
-            if isinstance(container, list):
-                container[:] = before
-            else:
-                _restore(container, before)
 
 
 def _holds_tensors(container: Any) -> bool:
@@ -166,8 +182,11 @@ def _holds_tensors(container: Any) -> bool:
     return any(isinstance(value, Tensor) for value in values)
 
 
-def _restore(container: dict[Any, Any], before: dict[Any, Any]) -> None:
-    """Make a dictionary hold the same objects in the same order as before."""
+def _restore(container: Any, before: Any) -> None:
+    """Make a dictionary or list hold the same objects in the same order as before."""
+    if isinstance(container, list):
+        container[:] = before
+        return
     if len(container) == len(before) and all(
         map(operator.is_, chain(container, container.values()), chain(before, before.values()))
     ):
