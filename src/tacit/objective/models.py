@@ -212,6 +212,19 @@ def trainable(model: nn.Module) -> Params:
     return params
 
 
+def _are_current(params: Any, current: Params) -> bool:
+    """Whether these are the model's own parameters, in the same memory, and nothing else."""
+    if type(params) is not dict or params.keys() != current.keys():
+        return False
+
+    def is_own(given: Any, own: Tensor) -> bool:
+        alike = isinstance(given, Tensor) and given.layout == own.layout
+        alike = alike and (given.device, given.dtype) == (own.device, own.dtype)
+        return alike and given.is_set_to(own)
+
+    return all(is_own(p, current[n]) for n, p in params.items())
+
+
 def point_of(
     model: nn.Module,
     params: Mapping[str, Tensor] | None,
@@ -227,7 +240,7 @@ def point_of(
     """
     current, buffers = trainable(model), named_buffers(model)
     statistics = {n: buffers[n].detach() for n in statistics}
-    if params is None:
+    if params is None or _are_current(params, current):
         check_finite(current, what="the model's value")
         return Point(current, statistics) if statistics else current
     given: Params = {}
