@@ -53,6 +53,8 @@ class BoundCandidates:
     """By parameter, what its rows are multiplied by; empty for one."""
     counts: dict[str, tuple[int, ...]] = field(default_factory=dict)
     """By family with knots, how many weights lie between them."""
+    _space: dict[str, Subspace | None] = field(default_factory=dict, init=False)
+    """The subspace of the tensor that was read last."""
 
     def families_on(self, name: str) -> list[Columns]:
         """The columns, estimated and known, that cover a tensor."""
@@ -65,7 +67,10 @@ class BoundCandidates:
 
     def subspace(self, name: str) -> Subspace | None:
         """The directions of a tensor that have equations, where they are not single entries."""
-        return smallest_subspace(self.families_on(name), name)
+        if name not in self._space:
+            self._space.clear()  # it may be as large as the tensor
+            self._space[name] = smallest_subspace(self.families_on(name), name)
+        return self._space[name]
 
     def slices(self, name: str, width: int) -> Iterator[slice]:
         """Slices of a flattened tensor; only one where its equations are not single entries."""
