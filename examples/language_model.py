@@ -1,7 +1,7 @@
 """Train a small GPT on the source of Python's standard library, and estimate what regularized it.
 
     python examples/language_model.py                            # half a minute on two CPU cores
-    python examples/language_model.py --size full --device cuda  # a few minutes on a large GPU
+    python examples/language_model.py --size full --device cuda  # 25 million weights
 
 AdamW's decoupled weight decay acts on the matrices, and not on biases and norms: the true answer
 is known. It is compared with ridge, ridge by layer, and the distance to the initial weights.
