@@ -46,15 +46,15 @@ CLAIMS: tuple[Claim, ...] = ()
 
 
 def work(config: Config, device: str) -> Work:
-    """One unit per size and dtype, then units with more batches, candidates and draws."""
+    """One unit per size and dtype, then units that vary batches, candidates and the computation."""
     units: Work = {}
     for size in config.sizes:
         for dtype in config.dtypes:
             units[f"{size.name}, {dtype}"] = partial(size_rows, config, size, dtype, device)
+    if config.largest is not None:
+        units["largest"] = partial(largest_rows, config, device)
     units["batches"] = partial(batch_rows, config, config.dtypes[0], device)
     units["candidates"] = partial(candidate_rows, config, config.dtypes[0], device)
     for dtype in config.dtypes:
         units[f"difference, {dtype}"] = partial(difference_rows, config, dtype, device)
-    if config.largest is not None:
-        units["largest"] = partial(largest_rows, config, device)
     return on_one_thread(units)

@@ -29,7 +29,7 @@ class Config:
         Size("354 million", 24, 1024, 50_257, repeats=1),
         Size("1.3 billion", 24, 2048, 50_257, repeats=1),
     )
-    largest: Size | None = Size("7 billion", 34, 4096, 50_257, checkpointed=True)
+    largest: Size | None = Size("7 billion", 34, 4096, 50_257, checkpointed=True, repeats=1)
     """A model that is measured on few batches, in the last of the dtypes."""
     fixed: str = "124 million"
     """The size of the model where the data, the candidates or the computation vary."""
