@@ -344,7 +344,10 @@ def test_forward_mode_that_is_wrong_or_impossible_falls_back(monkeypatch):
     def impossible(*arguments):
         raise RuntimeError("no rule")
 
+    signs = torch.zeros(objective.count, dtype=torch.float64)
+    signs[-3:] = 1.0  # none in the first batch, whose derivatives are compared all the same
     for replacement in (wrong, impossible):
         monkeypatch.setattr(torch.func, "jvp", replacement)
-        computed = objective.directional_derivatives(directions).values
-        torch.testing.assert_close(computed, expected, rtol=1e-11, atol=1e-13)
+        for options in ({}, {"signs": signs}):
+            computed = objective.directional_derivatives(directions, **options).values
+            torch.testing.assert_close(computed, expected, rtol=1e-11, atol=1e-13)

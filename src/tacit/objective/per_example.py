@@ -198,17 +198,20 @@ class AllDirections:
         return to_float64(columns), weights[0]
 
     def _add_gradient(self, evaluate: Evaluate, signed_sum: SignedSum, columns: Tensor) -> None:
-        """Add the signed gradient of a batch; the first one is compared with the derivatives."""
+        """Add the signed gradient of a batch; that of the first is compared with the derivatives."""
 
         def use(examples: ExampleOutputs) -> None:
             u = signed_sum.coefficients(examples)
+            signed = bool(u.any())
+            u = u if signed else torch.ones_like(u)  # zeros would agree with anything
             gradients = pull_back_examples(
                 examples, self.leaves, examples.scaled_gradients(u), graph=False
             )
             if not self.checked:
                 for j, column in enumerate(columns.mT):
                     check_sum(u, column, gradients, {n: v[j] for n, v in self.stacked.items()})
-            signed_sum.add(gradients)
+            if signed:
+                signed_sum.add(gradients)
 
         evaluate(self.leaves, use)
         self.checked = True
