@@ -198,7 +198,7 @@ class AllDirections:
         return to_float64(columns), weights[0]
 
     def _add_gradient(self, evaluate: Evaluate, signed_sum: SignedSum, columns: Tensor) -> None:
-        """Add the signed gradient of a batch; that of the first is compared with the derivatives."""
+        """Add the signed gradient of a batch; the first is compared with the derivatives."""
 
         def use(examples: ExampleOutputs) -> None:
             u = signed_sum.coefficients(examples)
