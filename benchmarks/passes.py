@@ -1,6 +1,7 @@
 """Time of `estimate` relative to one plain gradient pass over the data."""
 
 import math
+from functools import partial
 from statistics import median
 
 from table import Row
@@ -81,10 +82,7 @@ def _candidate_row(
     target = tacit.endpoint_target(tacit.Objective(model, F.cross_entropy, (inputs, targets)))
     many = [tacit.smooth_l1(0.01 * 2**i, name=f"smooth_l1 {i}") for i in range(MANY)]
     times = {
-        count: median(
-            seconds(lambda: target.equations(many[:count]))  # noqa: B023 # called at once
-            for _ in range(repeats)
-        )
+        count: median(seconds(partial(target.equations, many[:count])) for _ in range(repeats))
         for count in (1, MANY)
     }
     ratio = max(0.0, times[MANY] - times[1]) / (MANY - 1) / pass_time

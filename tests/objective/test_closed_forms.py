@@ -129,15 +129,15 @@ def test_hessian_products_at_many_classes_take_a_few_times_the_logits_memory():
     sizes: dict[str, int] = {}
 
     def product(name):
-        held, most = 0, 0
+        in_use, most = 0, 0
         with torch.profiler.profile(profile_memory=True) as profiled:
             mean = F.cross_entropy(logits, labels)
             (gradient,) = torch.autograd.grad(mean, logits, create_graph=True)
             (result,) = torch.autograd.grad(gradient, logits, direction)
         for event in sorted(profiled.profiler.kineto_results.events(), key=lambda e: e.start_ns()):
             if event.name() == "[memory]":
-                held += event.nbytes()
-                most = max(most, held)
+                in_use += event.nbytes()
+                most = max(most, in_use)
         sizes[name] = most
         return result
 

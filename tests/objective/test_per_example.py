@@ -304,6 +304,26 @@ def token_objective(**options):
     return Objective.from_batch_loss(model, losses_and_weights, batches, **options)
 
 
+def test_weights_from_the_models_outputs_are_right_by_forward_mode(monkeypatch):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(11, 8), nn.Linear(8, 11)).double()
+
+    def losses_and_weights(model, ids):
+        logits = model(ids[:, :-1]).flatten(0, 1)
+        losses = F.cross_entropy(logits, ids[:, 1:].flatten(), reduction="none")
+        return losses, logits.detach().softmax(1).amax(1)
+
+    batches = list(torch.randint(11, (9, 4)).split(4))
+    objective = Objective.from_batch_loss(model, losses_and_weights, batches)
+    directions = random_directions(objective.params)
+    expected = objective.directional_derivatives(directions)
+    monkeypatch.setattr(per_example, "FORWARD_ON", ("cpu",))
+    monkeypatch.setattr(per_example, "_local_derivatives", lambda *_: None)
+    computed = objective.directional_derivatives(directions)
+    torch.testing.assert_close(computed.values, expected.values, rtol=1e-11, atol=1e-13)
+    torch.testing.assert_close(computed.weights, expected.weights, rtol=1e-12, atol=0)
+
+
 @pytest.mark.parametrize("options", [{}, {"training": True, "draws": 3}], ids=["eval", "draws"])
 def test_all_directions_by_forward_mode_are_those_of_reverse_mode(options, monkeypatch):
     """As on a GPU."""

@@ -259,3 +259,26 @@ def test_error_bars_of_a_function_that_reads_the_examples_say_that_they_are_too_
         model, torch.nn.functional.mse_loss, data, [tacit.l2()], population=math.inf
     )
     assert "treated as fixed" not in fit.summary()
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_a_part_of_the_examples_tells_the_noise_of_the_target(weighted, monkeypatch):
+    """The trace from random signs of a quarter of the examples, on average over the signs."""
+    monkeypatch.setattr(scores_module, "PROBE_ENTRIES", 1)
+    monkeypatch.setattr("tacit.uncertainty.directions.MOST_SIGNED", 60)
+    model, data = tanh_mlp(5), random_data(5, count=400)
+    random = torch.rand(400, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    weights = 0.5 + random if weighted else torch.ones(400, dtype=torch.float64)
+    options = {"weights": weights} if weighted else {}
+    fit = fit_endpoint(Objective(model, F.mse_loss, data, **options), three_regularizers())
+    estimates = []
+    for seed in range(200):
+        monkeypatch.setattr(scores_module, "SEED", seed)
+        estimates.append(score_examples(fit).covariance_trace)
+    gradients = example_gradients(model, F.mse_loss, data)
+    deviations = gradients - weights @ gradients / weights.sum()
+    exact = float((weights[:, None] * deviations).square().sum() / weights.sum() ** 2) * 400
+    estimates = torch.tensor(estimates)
+    error = estimates.std() / len(estimates) ** 0.5
+    assert abs(estimates.mean() - exact) < 3 * error + 0.03 * exact
+    assert error < 0.1 * exact

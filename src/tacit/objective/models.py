@@ -217,12 +217,11 @@ def _are_current(params: Any, current: Params) -> bool:
     if type(params) is not dict or params.keys() != current.keys():
         return False
 
-    def is_own(given: Any, own: Tensor) -> bool:
-        alike = isinstance(given, Tensor) and given.layout == own.layout
-        alike = alike and (given.device, given.dtype) == (own.device, own.dtype)
-        return alike and given.is_set_to(own)
+    def same_memory(a: Any, b: Tensor) -> bool:
+        alike = isinstance(a, Tensor) and a.layout == b.layout
+        return alike and (a.device, a.dtype) == (b.device, b.dtype) and a.is_set_to(b)
 
-    return all(is_own(p, current[n]) for n, p in params.items())
+    return all(same_memory(params[n], p) for n, p in current.items())
 
 
 def point_of(

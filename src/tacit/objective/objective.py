@@ -334,8 +334,9 @@ class Objective:
         """D ℓ_i(θ)[v_j] of every example i and direction j; with a base D²ℓ_i(θ)[v_j, base].
 
         One pass, in the order of the data. A direction is zero at the names that it leaves out.
-        With one sign s_i per example, Σ s_i w_i ∇ℓ_i is returned too, at no extra cost; the w_i are
-        the weights of the examples, or 1.
+        With one sign s_i per example, Σ s_i w_i ∇ℓ_i is returned too; the w_i are the weights of
+        the examples, or 1. In forward mode that takes a backward pass over the batches with signs
+        other than 0, and else hardly anything.
         """
         self._check_unshifted()
         if self.regroups and len(range(self.draws) if draws is None else draws) > 1:

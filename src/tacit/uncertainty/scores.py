@@ -66,8 +66,8 @@ def score_examples(
     setting, bound, free = linear_fit.origin.setting, linear_fit.bound, linear_fit.free
     if setting.plain is not None or clusters is not None:
         check_order(setting, labelled=clusters is not None)
-    # tr Cov of the target: in a large model from a signed sum of gradients, which the pass computes
-    # anyway but which needs independent examples; otherwise along directions of random signs.
+    # tr Cov of the target: in a large model from a signed sum of gradients, which costs little but
+    # needs independent examples; otherwise along directions of random signs.
     large = clusters is None and fit.rows > PROBE_ENTRIES
     probes = 0 if large else max(1, min(MAX_PROBES, PROBE_ENTRIES // fit.rows))
     seeds = [SEED + MAX_PROBES * i for i in range(probes)]
