@@ -131,6 +131,22 @@ class Equations:
         rows = [_widen(columns, torch.cat(f), width) for columns, f in factors.items()]
         return triangular_factor(torch.cat([torch.zeros(0, width, dtype=torch.float64), *rows]))
 
+    def layer_factors(self) -> Tensor:
+        """The factor of every layer, filled up with rows of zeros: (layers, width, width)."""
+        width, noisy = len(self.names) + self.targets, any(block.noisy for block in self.blocks)
+        members: dict[str, list[Block]] = {}
+        for block in self.blocks:
+            members.setdefault(block.layer, []).append(block)
+        factors = torch.zeros(len(members), width, width, dtype=torch.float64)
+        for factor, blocks in zip(factors, members.values(), strict=True):
+            if noisy:
+                rows = replace(self, blocks=tuple(blocks)).factor()
+            else:
+                rows = torch.cat([_widen(b.columns, b.factor, width) for b in blocks])
+                rows = rows if len(rows) <= width else triangular_factor(rows)
+            factor[: len(rows)] = rows
+        return factors
+
     def layer(self, label: str) -> "Equations":
         """The equations of one layer, without the columns that are zero there."""
         if label not in self.layers:

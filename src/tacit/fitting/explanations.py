@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from tacit.equations.alternatives import BIASES, WEIGHTS
-from tacit.equations.equations import Equations
+from tacit.equations.equations import SMALLEST, Equations
 from tacit.equations.noise import correct_factor
 from tacit.fitting.column_noise import block_noise
 from tacit.fitting.evidence import SAME_STEP, WELL_EXPLAINED, Evidence
 from tacit.fitting.lack_of_fit import alternatives_of, clearest_addition, group_of, on_weights
-from tacit.fitting.solving import System, between_groups, explained
+from tacit.fitting.solving import RANK, System, between_groups, explained
 from tacit.objective.params import shorten
 
 HELPS, CLOSES, SAME = 0.5, 0.1, 0.9
@@ -79,12 +79,12 @@ def _places(e: Evidence) -> Iterator[str]:
 
 def _residual_by_layer(equations: Equations, strengths: Tensor) -> dict[str, float]:
     """The part of the squared residual in each layer; without the noise of groups of draws."""
-    squares: dict[str, float] = {}
-    for layer in equations.layers:
-        blocks = tuple(block for block in equations.blocks if block.layer == layer)
-        factor = replace(equations, blocks=blocks).factor()
-        residual = factor[:, len(strengths) :] - (factor[:, : len(strengths)] @ strengths)[:, None]
-        squares[layer] = max(0.0, between_groups(residual, residual))
+    factors, count = equations.layer_factors(), len(strengths)
+    residuals = factors[:, :, count:] - (factors[:, :, :count] @ strengths)[:, :, None]
+    squares = {
+        layer: max(0.0, between_groups(residual, residual))
+        for layer, residual in zip(equations.layers, residuals, strict=True)
+    }
     total = sum(squares.values())
     return {layer: square / total if total else 0.0 for layer, square in squares.items()}
 
@@ -143,12 +143,16 @@ def _by_layer(e: Evidence) -> Iterator[tuple[str, int, float]]:
     """The candidates with one strength per layer: how many strengths, and how much they explain."""
     if len(e.equations.layers) < 2 or len(e.equations.sources) > 1:
         return
-    strengths, whole, part = 0, 0.0, 0.0
-    for layer in map(e.equations.layer, e.equations.layers):
-        size, factor = len(layer.names), layer.factor()
-        square = between_groups(factor[:, size:], factor[:, size:])
-        strengths, whole = strengths + size, whole + square
-        part += square * _explained(factor, size)
+    factors, count = e.equations.layer_factors(), len(e.equations.names)
+    design, targets = factors[:, :, :count], factors[:, :, count:]
+    norms = design.norm(dim=1)
+    unit = design / torch.where(norms > SMALLEST, norms, math.inf)[:, None]
+    fitted = unit @ (torch.linalg.pinv(unit, rtol=RANK) @ targets)
+    strengths, whole, part = int((norms > SMALLEST).sum()), 0.0, 0.0
+    for target, along in zip(targets, fitted, strict=True):
+        square = between_groups(target, target)
+        whole += square
+        part += between_groups(along, target) if square > 0 else 0.0
     if whole > 0:
         shown = shorten(e.equations.names, most=3)
         yield f"{shown} with one strength per layer (layerwise)", strengths, part / whole

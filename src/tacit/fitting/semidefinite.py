@@ -28,6 +28,8 @@ RIDGES = (1e-9, 1e-11, 1e-13, 1e-14, 1e-15, 1e-16)
 before. The first solution is of nearly least norm, the others remove its bias."""
 UNBIASED = 1e-11
 """Violation of the conditions, without that distance, at which there is no further round."""
+ROUNDED = 1e-12
+"""An eigenvalue below zero by at most this part of the largest is zero, but for rounding."""
 ITERATIONS, STALLED, PATIENCE = 100, 6, 30
 """Most iterations, and most without progress: few where only rounding is left, more before, because
 the violation can rise on the way to a long Λ."""
@@ -65,14 +67,29 @@ def solver(
 def solve_semidefinite(system: System, targets: Tensor, cones: Sequence[slice]) -> Tensor:
     """Least-squares strengths for every target, with Λ ⪰ 0 in the given columns.
 
-    Where the unconstrained solution is semidefinite, it is the answer. If columns are dependent,
-    the answer is one of those that explain the target equally well, of small norm.
+    Where the unconstrained solution is semidefinite, but for rounding, it is the answer. If columns
+    are dependent, the answer is one of those that explain the target equally well, of small norm.
     """
     solutions = system.solve(targets)
     for column in range(targets.shape[1]):
-        if not is_semidefinite(solutions[:, column], cones):
-            solutions[:, column] = _solve_one(system, targets[:, column], cones)
+        rounded = _without_rounding(solutions[:, column], cones)
+        if rounded is None:
+            rounded = _solve_one(system, targets[:, column], cones)
+        solutions[:, column] = rounded
     return solutions
+
+
+def _without_rounding(strengths: Tensor, cones: Sequence[slice]) -> Tensor | None:
+    """The strengths with eigenvalues that are below zero by rounding set to zero; None if more."""
+    if is_semidefinite(strengths, cones):
+        return strengths
+    strengths = strengths.clone()
+    for cone in cones:
+        values, vectors = torch.linalg.eigh(quadratic_matrix(strengths[cone], "symmetric"))
+        if float(values[0]) < -ROUNDED * float(values.abs().max()):
+            return None
+        strengths[cone] = _svec(vectors * values.clamp_min(0.0) @ vectors.T)
+    return strengths
 
 
 def _solve_one(system: System, target: Tensor, cones: Sequence[slice]) -> Tensor:

@@ -31,6 +31,9 @@ LONG = 2**12
 """Largest number of entries of a list, dictionary or plain tensor whose contents are restored; a
 vocabulary or a log is not looked through."""
 
+SYNCHRONISED = ("require_backward_grad_sync", "require_forward_param_sync")
+"""Attributes of DistributedDataParallel that make it communicate."""
+
 
 def call_with_params(
     model: nn.Module,
@@ -73,11 +76,12 @@ def swapped(
         stack.enter_context(_without_cached_parametrizations())
         if "torch._dynamo" in sys.modules:
             stack.enter_context(torch.compiler.set_stance("force_eager"))
-        for name, tensor in params.items():
-            for hook in _gradient_hooks(parameters[name], tensor):
-                stack.callback(tensor.register_hook(hook).remove)
-        for container, before in attributes.with_tensors:
-            _replace(container, before, replacements)
+        for name, hooks in attributes.gradient_hooks.items():
+            tensor = params.get(name)
+            if tensor is not None and tensor.requires_grad:
+                for hook in hooks:
+                    stack.callback(tensor.register_hook(hook).remove)
+        attributes.replace(replacements)
         yield
 
 
@@ -92,24 +96,12 @@ def _without_cached_parametrizations() -> Iterator[None]:
         parametrize._cache_enabled, parametrize._cache = before
 
 
-def _gradient_hooks(parameter: nn.Parameter, replacement: Tensor) -> list[Callable[..., Any]]:
-    return list((parameter._backward_hooks or {}).values()) if replacement.requires_grad else []
-
-
-def _replace(container: Any, before: Any, replacements: dict[int, Tensor]) -> None:
-    """Replace the entries of a list or dictionary that are one of these objects, by their id."""
-    for key, value in enumerate(before) if isinstance(before, list) else before.items():
-        if id(value) in replacements:
-            container[key] = replacements[id(value)]
-    if "require_backward_grad_sync" in before:  # attributes of DistributedDataParallel
-        container |= {"require_backward_grad_sync": False, "require_forward_param_sync": False}
-
-
 class Attributes:
     """The attributes of all modules, and the contents of lists and dictionaries inside of them."""
 
     def __init__(self, model: nn.Module):
         self.parameters, self.buffers = named_parameters(model), named_buffers(model)
+        self.devices = {p.device for p in self.parameters.values()}
         self.contents: list[tuple[Any, Any]] = []
         """Containers with a copy of what they hold."""
         self._empty: list[Any] = []
@@ -123,13 +115,28 @@ class Attributes:
         plain = [t for m in model.modules() for t in vars(m).values() if type(t) is Tensor]
         self.tensors = [t for t in plain if not t.requires_grad and t.numel() <= LONG]
         """Counters and the like, which forward may change in place."""
-        self.with_tensors = [
-            (container, before)
+        self.gradient_hooks = {
+            name: list(p._backward_hooks.values())
+            for name, p in self.parameters.items()
+            if p._backward_hooks
+        }
+        """By parameter, what changes its gradient."""
+        self._swapped = [
+            (container, key, value)
             for container, before in self.contents
-            if _holds_tensors(before) or "require_backward_grad_sync" in before
+            for key, value in (enumerate(before) if isinstance(before, list) else before.items())
+            if isinstance(value, Tensor) or key in SYNCHRONISED
         ]
-        """The containers whose entries may be swapped."""
+        """The entries that are replaced: container, key and value."""
         self._lengths, self._entries = self._lengths_now(), list(self._entries_now())
+
+    def replace(self, replacements: dict[int, Tensor]) -> None:
+        """Put other tensors, by the ids of those that they replace, wherever modules hold them."""
+        for container, key, value in self._swapped:
+            if id(value) in replacements:
+                container[key] = replacements[id(value)]
+            elif key in SYNCHRONISED and isinstance(value, bool):
+                container[key] = False
 
     def _lengths_now(self) -> list[int]:
         return [len(container) for container, _ in self.contents]
@@ -157,9 +164,10 @@ class Attributes:
     def restore(self) -> None:
         """Restore the same objects, in the same order; of long containers only the length."""
         self._restore_lengths()
-        for container, before in self.with_tensors:
-            _restore(container, before)
-        # Nearly always nothing else has changed, and one comparison of all is fast.
+        # Nearly always nothing but the swapped entries has changed, and one comparison is fast.
+        if self._lengths_now() == self._lengths:
+            for container, key, value in self._swapped:
+                container[key] = value
         same = self._lengths_now() == self._lengths
         if not same or not all(map(operator.is_, self._entries_now(), self._entries)):
             for container, before in self.contents:
@@ -175,11 +183,6 @@ class Attributes:
                 del container[size:]
             elif len(container) > size:
                 _restore(container, dict(islice(container.items(), size)))
-
-
-def _holds_tensors(container: Any) -> bool:
-    values = container if isinstance(container, list) else container.values()
-    return any(isinstance(value, Tensor) for value in values)
 
 
 def _restore(container: Any, before: Any) -> None:

@@ -68,7 +68,7 @@ def check_probe(passes: Passes, params: Params) -> BatchPair:
     Refused are data without examples, a model that writes into its parameters, a loss that is not
     deterministic and, if it should be one, a loss that is not a mean over examples.
     """
-    with passes.prepared(training=passes.training), torch.enable_grad():
+    with passes.prepared(training=passes.training) as passes, torch.enable_grad():
         probe = _choose_probe(passes)
         copies = same_buffers({n: p.clone() for n, p in params.items()}, params)
         _check_deterministic(passes, copies, probe)
@@ -209,7 +209,7 @@ def check_mean_loss(
         if without_statistics(passes.model):
             return
         passes = _by_example(passes)
-    with passes.prepared(training=False), torch.enable_grad():
+    with passes.prepared(training=False) as passes, torch.enable_grad():
         by_row, repeatable = isinstance(passes.loss, MeanLoss), not passes.training
         check_parts(
             _evaluate(passes), params, batch,

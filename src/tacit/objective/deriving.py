@@ -221,7 +221,7 @@ def _check_unshifted(objective: Objective) -> None:
 def _check_repeatable(objective: Objective, label: str) -> None:
     """Refuse a technique that draws from other generators than its noise."""
     passes, values = objective._passes, []
-    with passes.prepared(training=passes.training), torch.enable_grad():
+    with passes.prepared(training=passes.training) as passes, torch.enable_grad():
         for seed in range(2):
             seed_reading((seed,), passes.devices, ())
             pair = passes.to_model(objective._probe)

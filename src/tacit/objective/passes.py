@@ -103,6 +103,8 @@ class Passes:
     @property
     def devices(self) -> set[torch.device]:
         """Devices of the model's parameters."""
+        if self.attributes is not None:
+            return self.attributes.devices
         return {p.device for p in self.model.parameters()}
 
     @contextmanager

@@ -203,7 +203,7 @@ class Survey:
         if ignored > MIN_IGNORED:
             # A loss may be flat at this point (a margin that is kept), but not at all points.
             first = min(number for number, count in counts.items() if count)
-            with passes.prepared(training=False), torch.enable_grad():
+            with passes.prepared(training=False) as passes, torch.enable_grad():
                 batch, _ = next(islice(passes.read(), first, None))
                 here, *elsewhere = (
                     _ignored_tokens(passes, point, batch)
