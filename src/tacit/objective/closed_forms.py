@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map_only
 
 MIN_CLASSES = 1024
 """Cross-entropy of fewer classes is left to torch."""
@@ -24,13 +25,24 @@ EXACT = (torch.float32, torch.float64)
 
 
 class ClosedForms(TorchFunctionMode):
-    """Replaces cross-entropy of many classes, and layer norm, while a graph is recorded."""
+    """Replaces cross-entropy of many classes, and layer norm, while a graph is recorded.
+
+    In forward mode it replaces attention, too.
+    """
+
+    def __init__(self, *, forward: bool = False):
+        super().__init__()
+        self.forward = forward
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         """Call the closed form where there is one for these arguments."""
-        replacement = REPLACEMENTS.get(func) if torch.is_grad_enabled() else None
+        replacement = None
+        if torch.is_grad_enabled():
+            replacement = REPLACEMENTS.get(func)
+        elif self.forward:
+            replacement = FORWARD_REPLACEMENTS.get(func)
         if replacement is None:
             return func(*args, **(kwargs or {}))
         return replacement(*args, **(kwargs or {}))
@@ -77,10 +89,58 @@ def layer_norm(
     return _LayerNorm.apply(input, weight, bias, eps)[0]
 
 
+def attention(  # the arguments of torch's
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """`torch.nn.functional.scaled_dot_product_attention` in a few steps; with options torch's."""
+    if attn_mask is not None or dropout_p or enable_gqa:
+        options = {"scale": scale, **({"enable_gqa": True} if enable_gqa else {})}
+        return F.scaled_dot_product_attention(
+            query, key, value, attn_mask, dropout_p, is_causal, **options
+        )
+    scores = query * (query.shape[-1] ** -0.5 if scale is None else scale) @ key.mT
+    if is_causal:
+        later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
+        scores = scores.masked_fill(later, -torch.inf)
+    return scores.softmax(-1) @ value
+
+
+def in_float32(norm: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """A norm layer that is computed in float32 for inputs of lower precision.
+
+    On a GPU torch's derivative of such a layer in forward mode is in float32 where its output is
+    not, and the next product refuses it.
+    """
+
+    def normalise(input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        if input.dtype in EXACT:
+            return norm(input, *args, **kwargs)
+        wide, options = tree_map_only(Tensor, Tensor.float, (args, kwargs))
+        return norm(input.float(), *wide, **options).to(input.dtype)
+
+    return normalise
+
+
 REPLACEMENTS: dict[Callable[..., Any], Callable[..., Tensor]] = {
     F.cross_entropy: cross_entropy,
     F.layer_norm: layer_norm,
 }
+"""While a graph is recorded."""
+FORWARD_REPLACEMENTS: dict[Callable[..., Any], Callable[..., Tensor]] = {
+    F.cross_entropy: cross_entropy,
+    F.scaled_dot_product_attention: attention,
+    **{norm: in_float32(norm) for norm in (F.layer_norm, F.group_norm)},
+}
+"""In forward mode, where torch's derivative of attention has many steps."""
+if hasattr(F, "rms_norm"):
+    FORWARD_REPLACEMENTS[F.rms_norm] = in_float32(F.rms_norm)
 
 
 class _Losses(Function):

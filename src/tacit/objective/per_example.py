@@ -186,7 +186,7 @@ class AllDirections:
             return torch.func.jvp(losses, (here,), (direction,))[1]
 
         try:
-            with torch.no_grad(), warnings.catch_warnings():
+            with torch.no_grad(), ClosedForms(forward=True), warnings.catch_warnings():
                 warnings.simplefilter("ignore", DeprecationWarning)
                 columns = torch.func.vmap(along, randomness="same")(self.stacked).mT
             if not self.checked or not signed_sum.are_zero(len(columns)):
