@@ -30,6 +30,30 @@ def test_a_layer_is_a_module_and_drops_columns_that_are_zero_there():
     assert layer_fit.rows == len(theta)
 
 
+def test_factors_of_all_layers_have_the_products_of_each_layer():
+    torch.manual_seed(1)
+    model = tanh_mlp(1)
+    objective = tacit.Objective(model, F.mse_loss, random_data(1))
+    families = [
+        tacit.l2(),
+        tacit.layerwise(tacit.smooth_l1(0.1)),
+        tacit.regularizers.nuclear_norm(),
+    ]
+    parts = [
+        tacit.endpoint_equations(objective, families, params=point)
+        for point in (params_of(model), {n: 1.1 * p for n, p in params_of(model).items()})
+    ]
+    equations = tacit.stack(parts)
+    factors = equations.layer_factors()
+    assert len(factors) == len(equations.layers) > 1
+    for label, factor in zip(equations.layers, factors, strict=True):
+        layer = equations.layer(label)
+        columns = [equations.names.index(name) for name in layer.names] + [len(equations.names)]
+        assert not factor[:, [c for c in range(factor.shape[1]) if c not in columns]].any()
+        small, part = layer.factor(), factor[:, columns]
+        torch.testing.assert_close(part.T @ part, small.T @ small, rtol=1e-12, atol=1e-14)
+
+
 def test_stacking_shares_one_strength_between_endpoints():
     parts, rows = [], []
     for seed in (1, 2, 3):

@@ -7,6 +7,7 @@ from torch.nn import functional as F
 
 from tacit.objective import closed_forms
 from tacit.objective.closed_forms import ClosedForms
+from tacit.objective.derivatives import math_attention
 
 
 @pytest.fixture(autouse=True)
@@ -121,6 +122,64 @@ def test_forward_mode_and_vmap(case):
         with ClosedForms():
             computed = torch.func.vmap(transformed)(*tangents)
         torch.testing.assert_close(computed, expected, rtol=1e-10, atol=1e-12)
+
+
+ATTENTION = {
+    "all": {},
+    "causal": {"is_causal": True},
+    "scaled": {"scale": 0.3, "is_causal": True},
+    "more keys": {"is_causal": True, "queries": 2},
+    "mask": {"attn_mask": normal(5, 5, seed=8)},
+    "shared heads": {"enable_gqa": True, "heads": 1},
+}
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script`:DeprecationWarning")
+@pytest.mark.parametrize("case", ATTENTION)
+def test_attention_in_forward_mode_is_that_of_torch(case, monkeypatch):
+    options = dict(ATTENTION[case])
+    queries, heads = options.pop("queries", 5), options.pop("heads", 2)
+    inputs = (normal(3, 2, queries, 4), normal(3, heads, 5, 4, seed=1), normal(3, heads, 5, 4))
+    tangents = tuple(normal(7, *x.shape, seed=i) for i, x in enumerate(inputs))
+
+    def along(*direction):
+        return torch.func.jvp(
+            lambda q, k, v: F.scaled_dot_product_attention(q, k, v, **options), inputs, direction
+        )
+
+    with torch.no_grad(), math_attention():
+        expected = torch.func.vmap(along)(*tangents)
+        with ClosedForms(forward=True):
+            computed = torch.func.vmap(along)(*tangents)
+    torch.testing.assert_close(computed, expected, rtol=1e-12, atol=1e-13)
+
+
+NORMS = {
+    "layer": lambda x, w, b: F.layer_norm(x, (4,), w, b, eps=1e-3),
+    "group": lambda x, w, b: F.group_norm(x.mT, 2, weight=w, bias=b),
+    "root mean square": lambda x, w, b: F.rms_norm(x, (4,), weight=w) + b,
+}
+
+
+@pytest.mark.parametrize("name", NORMS)
+@pytest.mark.parametrize("autocast", [False, True])
+def test_norm_layers_of_low_precision_are_in_float32_in_forward_mode(name, autocast):
+    wide = (normal(5, 3, 4), 1 + normal(4, seed=1) / 4, normal(4, seed=2))
+    inputs = tuple(x.bfloat16() for x in wide)
+    tangents = tuple(normal(*x.shape, seed=i).bfloat16() for i, x in enumerate(inputs))
+    expected = torch.func.jvp(
+        NORMS[name], tuple(x.double() for x in inputs), tuple(x.double() for x in tangents)
+    )
+    with (
+        torch.no_grad(),
+        torch.autocast("cpu", torch.bfloat16, enabled=autocast),
+        ClosedForms(forward=True),
+    ):
+        value, tangent = torch.func.jvp(NORMS[name], inputs, tangents)
+    assert value.dtype == tangent.dtype
+    assert autocast or value.dtype == torch.bfloat16  # as without forward mode
+    for computed, exact in zip((value, tangent), expected, strict=True):
+        torch.testing.assert_close(computed.double(), exact, rtol=0.02, atol=0.03)
 
 
 def test_hessian_products_at_many_classes_take_a_few_times_the_logits_memory():

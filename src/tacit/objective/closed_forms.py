@@ -99,7 +99,10 @@ def attention(  # the arguments of torch's
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """`torch.nn.functional.scaled_dot_product_attention` in a few steps; with options torch's."""
+    """`torch.nn.functional.scaled_dot_product_attention` in few steps.
+
+    With a mask, dropout or shared heads it is torch's own.
+    """
     if attn_mask is not None or dropout_p or enable_gqa:
         options = {"scale": scale, **({"enable_gqa": True} if enable_gqa else {})}
         return F.scaled_dot_product_attention(
@@ -116,11 +119,11 @@ def in_float32(norm: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """A norm layer that is computed in float32 for inputs of lower precision.
 
     On a GPU torch's derivative of such a layer in forward mode is in float32 where its output is
-    not, and the next product refuses it.
+    not, and the next product refuses it. Under autocast the output is in float32, too.
     """
 
     def normalise(input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        if input.dtype in EXACT:
+        if input.dtype in EXACT or torch.is_autocast_enabled(input.device.type):
             return norm(input, *args, **kwargs)
         wide, options = tree_map_only(Tensor, Tensor.float, (args, kwargs))
         return norm(input.float(), *wide, **options).to(input.dtype)
