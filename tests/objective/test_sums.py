@@ -43,9 +43,8 @@ def test_a_sum_is_that_of_a_plain_loop(names, dtype):
     expected = {n: torch.zeros(p.shape, dtype=torch.float64) for n, p in params.items()}
     for vector, factor in zip(vectors, factors, strict=False):
         for name, tensor in vector.items():
-            total.add(name, tensor, factor)
             expected[name] += factor * tensor.double()
-        total.finish_vector(factor)
+        total.add(vector, factor)
     assert set(total.unreached) == params.keys() - {n for vector in vectors for n in vector}
     result = total.divided(2.0)
     assert list(result) == list(params)

@@ -394,7 +394,7 @@ def write_means(
 
 def slices(tensor: Tensor, width: int) -> Iterator[slice]:
     """Slices of a flattened tensor; in `width` columns each has few entries (see `CHUNK`)."""
-    chunk = CHUNK if tensor.device.type in ("cpu", "mps") else DEVICE_CHUNK
+    chunk = CHUNK if tensor.is_cpu else DEVICE_CHUNK
     size, height = tensor.numel(), max(1, chunk // max(1, width))
     for start in range(0, size, height):
         yield slice(start, min(start + height, size))

@@ -26,12 +26,12 @@ from tacit.objective.losses import (
 from tacit.objective.models import is_batch_norm, without_statistics
 from tacit.objective.params import (
     Params,
+    add_scaled,
     coarsest_dtype,
     norm,
     perturb_last_digit,
-    read_together,
     same_buffers,
-    square_sum,
+    square_norms,
 )
 from tacit.objective.passes import Passes
 
@@ -417,16 +417,20 @@ class _Remainder:
 
     def derive(self, mean: BatchMean, leaves: Params) -> None:
         """Take the gradient of the batch the first time, and subtract a gradient afterwards."""
-        squares: Params = {}
+        square = 0.0
         factor = None if self._weight is None else -mean.weight / self._weight
         self._weight = mean.weight or 1.0 if self._weight is None else self._weight
 
-        def use(name: str, gradient: Tensor) -> None:
-            squares[name] = square_sum(gradient)
-            if factor is not None and name in self._tensors:
-                self._tensors[name].add_(gradient, alpha=factor)
-            else:
-                self._tensors[name] = gradient if factor is None else factor * gradient
+        def use(gradients: Params) -> None:
+            nonlocal square
+            square += sum(square_norms(gradients).values())
+            if factor is None:
+                self._tensors |= gradients
+                return
+            new = {n: torch.zeros_like(g) for n, g in gradients.items() if n not in self._tensors}
+            self._tensors |= new
+            totals = [self._tensors[name] for name in gradients]
+            add_scaled(totals, list(gradients.values()), factor)
 
         if factor == 0:
             return
@@ -436,7 +440,7 @@ class _Remainder:
             if isinstance(error, torch.OutOfMemoryError):
                 raise
             self._exists = False
-        self.sizes.append(math.sqrt(sum(map(float, read_together(squares).values()))))
+        self.sizes.append(math.sqrt(square))
 
     def norm(self) -> float:
         """The norm of what remains."""

@@ -6,7 +6,7 @@ them with finite differences.
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import accumulate
@@ -28,9 +28,9 @@ STEP = 1e-6
 """Step of finite differences in float64, as a part of the weights' size."""
 TOLERANCE = 0.01
 """Relative error above which a derivative is wrong."""
-MOST_WAITING = 2**25
-"""Entries of gradients that may wait for the end of the backward pass: those of the smallest
-leaves. Others are used and released as soon as they are complete."""
+MOST_WAITING, DEVICE_MOST_WAITING = 2**25, 2**27
+"""Entries of gradients that may wait for the end of the backward pass, on the CPU and on other
+devices: those of the smallest leaves. Others are used and released as soon as they are complete."""
 MOST_ENTRIES = 2**26
 """Derivatives of models with more parameters than this are not compared with differences."""
 
@@ -52,36 +52,54 @@ def gradient(mean: Tensor, leaves: Params, *, graph: bool = False) -> tuple[Tens
     return torch.autograd.grad(mean, list(leaves.values()), allow_unused=True, create_graph=graph)
 
 
-def stream_gradient(mean: Tensor, leaves: Params, use: Callable[[str, Tensor], None]) -> None:
-    """Call use(name, gradient) for every leaf that the mean depends on.
+def stream_gradient(
+    mean: Tensor,
+    leaves: Params,
+    use: Callable[[Params], None],
+    *,
+    large: Collection[str] | None = None,
+) -> None:
+    """Call use(gradients) with those of all leaves that the mean depends on, part by part.
 
     Those of large leaves are used as soon as they are complete and then released, so that the
-    gradients of all leaves are never in memory together.
+    gradients of all leaves are never in memory together. The others are used together.
+
+    Args:
+        mean: the mean loss of a batch.
+        leaves: what it is differentiated by.
+        use: takes gradients by name.
+        large: what `large_leaves` returned for them, where it is known.
     """
     if not mean.requires_grad:
         raise InputError(NO_DEPENDENCE)
 
-    def hand_over(leaf: Tensor, name: str) -> None:
+    def use_at_once(leaf: Tensor, name: str) -> None:
         vector, leaf.grad = leaf.grad, None
         if vector is not None:
-            use(name, vector)
+            use({name: vector})
 
-    by_size = sorted(leaves, key=lambda name: leaves[name].numel())
-    ends = accumulate(leaves[name].numel() for name in by_size)
     hooks = [
-        leaves[name].register_post_accumulate_grad_hook(partial(hand_over, name=name))
-        for name, end in zip(by_size, ends, strict=True)
-        if end > MOST_WAITING
+        leaves[name].register_post_accumulate_grad_hook(partial(use_at_once, name=name))
+        for name in (large_leaves(leaves) if large is None else large)
     ]
     try:
         mean.backward(inputs=list(leaves.values()))
-        for name, leaf in leaves.items():
-            hand_over(leaf, name)
+        rest = {n: leaf.grad for n, leaf in leaves.items() if leaf.grad is not None}
     finally:
         for hook in hooks:
             hook.remove()
         for leaf in leaves.values():
             leaf.grad = None
+    use(rest)
+
+
+def large_leaves(leaves: Params) -> list[str]:
+    """The leaves whose gradients do not wait for the end of the backward pass."""
+    on_cpu = all(leaf.is_cpu for leaf in leaves.values())
+    by_size = sorted(leaves, key=lambda name: leaves[name].numel())
+    ends = accumulate(leaves[name].numel() for name in by_size)
+    most = MOST_WAITING if on_cpu else DEVICE_MOST_WAITING
+    return [name for name, end in zip(by_size, ends, strict=True) if end > most]
 
 
 def gradient_with_graph(function: Tensor, leaves: Params) -> Sequence[Tensor | None] | None:

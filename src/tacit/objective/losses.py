@@ -400,11 +400,11 @@ def _output_tokens(output: Any, target: Any, count: int) -> Tokens:
     return Tokens(None, are_losses=False, per_row=per_row)
 
 
-def check_finite_loss(mean: Tensor, index: int) -> None:
+def check_finite_loss(mean: float, index: int) -> None:
     """Refuse a loss that is not a finite number."""
-    if not torch.isfinite(mean):
+    if not math.isfinite(mean):
         raise InputError(
-            f"the loss is {float(mean.detach())} on batch {index} (counted from 0), with finite "
+            f"the loss is {mean} on batch {index} (counted from 0), with finite "
             "data and parameters: an overflow, or log 0? Use a wider dtype, or a loss from logits."
         )
 

@@ -2,7 +2,7 @@
 
 import inspect
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -174,8 +174,8 @@ def check_finite(tensors: Mapping[str, Tensor], *, what: str) -> None:
     """Refuse NaN and infinities, naming the tensor."""
     real = {n: torch.view_as_real(t) if t.is_complex() else t for n, t in tensors.items()}
     # The largest is NaN where an entry is; reading it is faster than looking at every entry.
-    for name, largest in read_together(_norms(real, math.inf)).items():
-        if not torch.isfinite(largest):
+    for name, largest in read_numbers(_norms(real, math.inf)).items():
+        if not math.isfinite(largest):
             tensor = tensors[name]
             bad = int((~torch.isfinite(tensor)).sum())
             raise InputError(
@@ -205,18 +205,23 @@ def zero_sums(params: Params, dtype: torch.dtype) -> Params:
     }
 
 
-def add_scaled(total: Tensor, vector: Tensor, factor: float) -> None:
-    """Add factor·vector to a total of another dtype, in place.
+def add_scaled(totals: Sequence[Tensor], vectors: Sequence[Tensor], factor: float) -> None:
+    """Add factor·vector to each total, which may have another dtype, in place.
 
-    On the CPU torch converts all of such a vector first; in slices that takes a tenth of the time.
+    All on a GPU are added by one call. On the CPU torch converts all of such a vector first; in
+    slices that takes a tenth of the time.
     """
-    vector = vector.to(total.device)
-    if vector.dtype == total.dtype or not total.is_cpu or total.numel() <= SLICE:
-        total.add_(vector, alpha=factor)
+    if totals and all(t.is_cuda and t.device == v.device for t, v in zip(totals, vectors)):
+        torch._foreach_add_(totals, vectors, alpha=factor)  # pyright: ignore[reportPrivateImportUsage]
         return
-    slices = zip(total.view(-1).split(SLICE), vector.flatten().split(SLICE), strict=True)
-    for here, part in slices:
-        here.add_(part, alpha=factor)
+    for total, vector in zip(totals, vectors, strict=True):
+        vector = vector.to(total.device)
+        if vector.dtype == total.dtype or not total.is_cpu or total.numel() <= SLICE:
+            total.add_(vector, alpha=factor)
+            continue
+        slices = zip(total.view(-1).split(SLICE), vector.flatten().split(SLICE), strict=True)
+        for here, part in slices:
+            here.add_(part, alpha=factor)
 
 
 def norm(tensors: Mapping[str, Tensor]) -> float:
@@ -226,16 +231,17 @@ def norm(tensors: Mapping[str, Tensor]) -> float:
 
 def square_norms(tensors: Mapping[str, Tensor]) -> dict[str, float]:
     """Sums of squares by tensor, accumulated in float64, and read from the device once."""
-    squares = {n: norm.square() for n, norm in read_together(_norms(tensors, 2)).items()}
-    return {n: float(squares.get(n, 0.0)) for n in tensors}
+    norms = read_numbers(_norms(tensors, 2))
+    return {n: norms.get(n, 0.0) ** 2 for n in tensors}
 
 
+@torch.no_grad()
 def _norms(tensors: Mapping[str, Tensor], order: float) -> Params:
     """Norms of order 2 or ∞ by tensor, on their devices; those of a GPU with one kernel for many.
 
     The former are accumulated in float64; empty tensors have none.
     """
-    present = {n: t.detach() for n, t in tensors.items() if t.numel()}
+    present = {n: t for n, t in tensors.items() if t.numel()}
     norms: Params = {}
     on_gpus = {n: t for n, t in present.items() if t.is_cuda}
     for device in {t.device for t in on_gpus.values()}:
@@ -260,15 +266,14 @@ def square_sum(tensor: Tensor) -> Tensor:
     return torch.stack([torch.dot(part, part) for part in parts]).sum()
 
 
-def read_together(tensors: Mapping[str, Tensor]) -> Params:
-    """Tensors of one shape on the CPU, those of one device and dtype read at once."""
-    alike: dict[tuple[torch.device, torch.dtype], list[str]] = {}
+def read_numbers(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+    """The numbers in tensors; those of one device, dtype and shape are read at once."""
+    alike: dict[tuple[torch.device, torch.dtype, torch.Size], list[str]] = {}
     for name, tensor in tensors.items():
-        alike.setdefault((tensor.device, tensor.dtype), []).append(name)
-    read: Params = {}
+        alike.setdefault((tensor.device, tensor.dtype, tensor.shape), []).append(name)
+    read: dict[str, Any] = {}
     for names in alike.values():
-        values = torch.stack([tensors[n] for n in names]).cpu()
-        read |= dict(zip(names, values, strict=True))
+        read |= zip(names, torch.stack([tensors[n] for n in names]).tolist(), strict=True)
     return {n: read[n] for n in tensors}
 
 
@@ -281,17 +286,20 @@ def coarsest_dtype(*tensors: Tensor) -> torch.dtype:
     return max(dtypes, key=lambda dtype: torch.finfo(dtype).eps)
 
 
+@torch.no_grad()
 def perturb_last_digit(params: Params, eps: float | None = None) -> Params:
     """Every entry moved up or down at random by one epsilon, of the coarsest dtype in use."""
     eps = torch.finfo(coarsest_dtype(*params.values())).eps if eps is None else eps
     devices = {p.device for p in params.values()}
     generators = {device: torch.Generator(device).manual_seed(0) for device in devices}
-    perturbed = {}
-    for name, p in params.items():
-        options = {"generator": generators[p.device], "device": p.device, "dtype": torch.int8}
-        up = torch.randint(0, 2, (p.numel(),), **options).view(p.shape)
-        perturbed[name] = up.to(p.dtype).mul_(2 * eps).add_(1 - eps).mul_(p.detach())
-    return same_buffers(perturbed, params)
+    up = [
+        torch.randint(0, 2, p.shape, generator=generators[p.device], device=p.device, dtype=p.dtype)
+        for p in params.values()
+    ]
+    # In place and for all tensors at once: a GPU takes longer to start a kernel than to run it.
+    for change, by in (("mul", 2 * eps), ("add", 1 - eps), ("mul", list(params.values()))):
+        getattr(torch, f"_foreach_{change}_")(up, by)
+    return same_buffers(dict(zip(params, up, strict=True)), params)
 
 
 def fingerprint(params: Mapping[str, Tensor]) -> tuple[float, ...]:
@@ -303,7 +311,7 @@ def fingerprint(params: Mapping[str, Tensor]) -> tuple[float, ...]:
     """
     sums: Params = {}
     for name, tensor in _join_small(params).items():
-        size = 2**14 if tensor.device.type in ("cpu", "mps") else DEVICE_SLICE
+        size = 2**14 if tensor.is_cpu else DEVICE_SLICE
         square = weighted = torch.zeros((), dtype=torch.float64)
         for number, part in enumerate(tensor.detach().flatten().split(size), 1):
             part = to_float64(part)
@@ -311,7 +319,7 @@ def fingerprint(params: Mapping[str, Tensor]) -> tuple[float, ...]:
             square = square + part.square().sum()
             weighted = weighted + number * (part * ramp).sum()
         sums[name] = torch.stack([square, weighted])
-    return tuple(number for pair in read_together(sums).values() for number in pair.tolist())
+    return tuple(number for pair in read_numbers(sums).values() for number in pair)
 
 
 def _join_small(tensors: Mapping[str, Tensor]) -> Params:

@@ -32,7 +32,7 @@ from tacit.objective.params import (
     Params,
     Point,
     check_finite,
-    read_together,
+    read_numbers,
     same_buffers,
     to_float64,
 )
@@ -194,7 +194,7 @@ class Passes:
         """The mean loss of one batch, in one draw, and its derivative; neither has a graph."""
         leaves = derivatives.leaves(params)  # some losses differentiate in themselves
         batch_mean, vectors = self._differentiate(leaves, pair, derivative, draw, index, look)
-        check_finite_loss(batch_mean.mean, index)
+        check_finite_loss(float(batch_mean.mean), index)
         return batch_mean, vectors
 
     def _differentiate(
@@ -291,6 +291,8 @@ class _Sums:
 
     def __init__(self, params: Params, dtype: torch.dtype) -> None:
         self.vectors, self._names = VectorSum(params, dtype), tuple(params)
+        self._large: list[str] | None = None
+        """The leaves whose gradients are added one by one, once they are known."""
         self._value = 0.0
         self._weight = 0.0
         """The weight of the batch that is added now."""
@@ -307,31 +309,31 @@ class _Sums:
 
     def stream_gradient(self, mean: Tensor, leaves: Params) -> tuple[()]:
         """Add the gradient of a batch, tensor by tensor, as a `Derivative` that returns nothing."""
-        derivatives.stream_gradient(mean, leaves, self._add)
+        if self._large is None:
+            self._large = derivatives.large_leaves(leaves)
+        add = partial(self.vectors.add, factor=self._weight)
+        derivatives.stream_gradient(mean, leaves, add, large=self._large)
         return ()
 
     def add_batch(self, index: int, mean: Tensor, vectors: Sequence[Tensor | None]) -> None:
         """Add the loss of a batch, and its derivative if it was not streamed."""
-        for name, vector in zip(self._names, vectors, strict=False):
-            if vector is not None:
-                self._add(name, vector)
-        self.vectors.finish_vector(self._weight)
-        self._losses[str(len(self._losses))] = to_float64(mean)
+        named = zip(self._names, vectors, strict=False)
+        vector = {name: tensor for name, tensor in named if tensor is not None}
+        if vector:
+            self.vectors.add(vector, self._weight)
+        self._losses[str(len(self._losses))] = mean
         self._of_batches.append((index, self._weight))
         if len(self._losses) == PENDING:
             self.read_losses()
 
     def read_losses(self) -> float:
         """The sum of all losses; refused if one of the last ones is not finite."""
-        losses = read_together(self._losses).values()
+        losses = read_numbers(self._losses).values()
         for loss, (index, weight) in zip(losses, self._of_batches, strict=True):
             check_finite_loss(loss, index)
-            self._value += float(loss) * weight
+            self._value += loss * weight
         self._losses, self._of_batches = {}, []
         return self._value
-
-    def _add(self, name: str, vector: Tensor) -> None:
-        self.vectors.add(name, vector, self._weight)
 
 
 def move_by(shift: Params) -> Move:

@@ -26,7 +26,11 @@ def measure_rounding(passes: Passes, params: Params, probe: BatchPair) -> dict[s
         except PART_ERRORS:  # the loss does not take a part of a batch
             here = _sampled_gradient(passes, params, pair)
         there = _sampled_gradient(passes, perturb_last_digit(params), pair)
-    changes = square_norms({n: g - there[n] for n, g in here.items() if n in there})
+    names = [name for name in here if name in there]
+    differences = torch._foreach_sub(  # pyright: ignore[reportPrivateImportUsage]
+        [here[name] for name in names], [there[name] for name in names]
+    )
+    changes = square_norms(dict(zip(names, differences, strict=True)))
     sizes = {n: params[n].numel() / max(here[n].numel(), 1) for n in changes}
     return {n: math.sqrt(changes.get(n, 0.0) * sizes.get(n, 1.0)) for n in params}
 
@@ -43,10 +47,11 @@ def _sampled_gradient(passes: Passes, params: Params, pair: BatchPair) -> Params
     """The gradient on a batch, at entries that are spread over each tensor; of small ones all."""
     entries: Params = {}
 
-    def use(name: str, gradient: Tensor) -> None:
-        step = gradient.numel() // MAX_SAMPLE
-        # An odd step does not stay in a few columns of a matrix.
-        entries[name] = gradient if step < 2 else gradient.flatten()[:: step | 1].clone()
+    def use(gradients: Params) -> None:
+        for name, gradient in gradients.items():
+            step = gradient.numel() // MAX_SAMPLE
+            # An odd step does not stay in a few columns of a matrix.
+            entries[name] = gradient if step < 2 else gradient.flatten()[:: step | 1].clone()
 
     def derivative(mean: Tensor, leaves: Params) -> tuple[()]:
         derivatives.stream_gradient(mean, leaves, use)

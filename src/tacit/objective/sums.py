@@ -31,26 +31,17 @@ class VectorSum:
             parts = zip(self._small, self._joined.split(sizes), strict=True)
             self._totals |= {name: part.view(params[name].shape) for name, part in parts}
         self._totals = {name: self._totals[name] for name in params}
-        self._waiting: Params = {}
-        """Small tensors of the vector that is added now."""
 
-    def add(self, name: str, tensor: Tensor, factor: float) -> None:
-        """Add factor times one tensor of a vector; a small one is added by `finish_vector`."""
-        self.unreached.pop(name, None)
-        if len(self._small) > 1 and tensor.numel() < SMALL:
-            self._waiting[name] = tensor
-        else:
-            add_scaled(self._totals[name], tensor, factor)
-
-    def finish_vector(self, factor: float) -> None:
-        """Add factor times the small tensors of the vector that `add` was called for."""
-        if len(self._waiting) == len(self._small) > 0:
-            tensors = [self._waiting[name].flatten() for name in self._small]
-            add_scaled(self._joined, torch.cat(tensors), factor)
-        else:
-            for name, tensor in self._waiting.items():
-                add_scaled(self._totals[name], tensor, factor)
-        self._waiting = {}
+    def add(self, vector: Params, factor: float) -> None:
+        """Add factor times a vector, or the part of one."""
+        small = [vector[name] for name in self._small if name in vector]
+        rest = vector
+        if len(small) == len(self._small) > 1:
+            add_scaled([self._joined], [torch.cat([t.flatten() for t in small])], factor)
+            rest = {name: tensor for name, tensor in vector.items() if tensor.numel() >= SMALL}
+        add_scaled([self._totals[name] for name in rest], list(rest.values()), factor)
+        if self.unreached:
+            self.unreached = {n: None for n in self.unreached if n not in vector}
 
     def divided(self, divisor: float) -> Params:
         """The sum divided by a number; every tensor has memory of its own."""

@@ -26,7 +26,7 @@ from tacit.objective.checks import (
     spread_rows,
 )
 from tacit.objective.losses import BatchMean, Outputs, broadcasts_refused
-from tacit.objective.params import Params, coarsest_dtype, read_together, same_buffers
+from tacit.objective.params import Params, coarsest_dtype, read_numbers, same_buffers
 from tacit.objective.passes import Passes
 from tacit.objective.randomness import Noise
 
@@ -198,7 +198,7 @@ class Survey:
             check_mean_loss(passes, params, examples, collected=True, gradients=False)
         for batch in [*self._samples, *([] if collected else [self._last])]:
             check_mean_loss(passes, params, batch, gradients=False)
-        counts = {int(n): int(count) for n, count in read_together(self._ignored).items()}
+        counts = {int(n): int(count) for n, count in read_numbers(self._ignored).items()}
         ignored = sum(counts.values()) / max(self._tokens, 1)
         if ignored > MIN_IGNORED:
             # A loss may be flat at this point (a margin that is kept), but not at all points.
