@@ -22,7 +22,7 @@ class Slices:
         total = factors.FactorSum(self.matrix.shape[1])
         for part in self.matrix.split(70):
             total.add(part)
-        return total.factor(self.read)
+        return factors.factors_of([total], [self.read])[0]
 
 
 def rows_of_condition(condition, width=6):

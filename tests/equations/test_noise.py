@@ -8,6 +8,7 @@ import torch
 from support.hessian import SMALL, exact_trace, objective_of, target_of
 
 import tacit
+from tacit.equations import candidates as candidates_module
 from tacit.equations import rows
 from tacit.equations.noise import LESS, correct_factor
 from tacit.regularizers import gradient_norm, group_l2, hessian_trace, nuclear_norm
@@ -72,7 +73,7 @@ def test_products_of_a_noisy_column_are_between_different_groups():
 def test_slices_do_not_matter(monkeypatch):
     regularizers = candidates()
     whole = TARGET.equations(regularizers).scatter()
-    monkeypatch.setattr(rows, "CHUNK", 40)
+    monkeypatch.setattr(candidates_module, "CHUNK", 40)
     sliced = TARGET.equations(regularizers).scatter()
     torch.testing.assert_close(sliced.products, whole.products)
 

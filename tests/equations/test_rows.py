@@ -15,14 +15,17 @@ from torch.nn import functional as F
 
 import tacit
 from tacit import InputError, Objective, reference
-from tacit.equations import Equations, factors, rows
+from tacit.equations import Equations, candidates, factors, rows
 from tacit.uncertainty import stationary_error_bars
 
 
+@pytest.mark.parametrize("small", [0, 20, 2**16])
 @pytest.mark.parametrize("direct", [0, 20, 2**16])
 @pytest.mark.parametrize("chunk", [1, 7, 64, 2**21])
-def test_slices_of_any_size_give_the_dense_inner_products(chunk, direct, monkeypatch):
-    monkeypatch.setattr(rows, "CHUNK", chunk)
+def test_slices_of_any_size_give_the_dense_inner_products(chunk, direct, small, monkeypatch):
+    monkeypatch.setattr(candidates, "CHUNK", chunk)
+    monkeypatch.setattr(rows, "SMALL", small)
+    monkeypatch.setattr(rows, "MOST_SMALL", 20)
     monkeypatch.setattr(factors, "DIRECT", direct)
     model, data, objective = network_with_objective()
     equations = tacit.endpoint_equations(objective, make_candidates())
@@ -30,6 +33,23 @@ def test_slices_of_any_size_give_the_dense_inner_products(chunk, direct, monkeyp
     factor = equations.factor()
     torch.testing.assert_close(factor.T @ factor, dense.T @ dense, rtol=1e-11, atol=1e-13)
     assert equations.rows == len(dense)
+
+
+@pytest.mark.parametrize("small", [0, 2**16])
+def test_weights_at_kinks_have_no_equations_however_tensors_are_read(small, monkeypatch):
+    monkeypatch.setattr(rows, "SMALL", small)
+    model, _, objective = network_with_objective()
+    with torch.no_grad():
+        for p in model.parameters():
+            p.view(-1)[:2] = 0.0
+    equations = tacit.endpoint_equations(objective, [tacit.l1(), tacit.l2(scope="*.bias")])
+    theta, slope = (reference.flat(v) for v in (params_of(model), objective.gradient()))
+    biases = reference.flat({n: 0 * p + n.endswith("bias") for n, p in params_of(model).items()})
+    dense = torch.stack([theta.sign(), 2 * theta * biases, -slope], dim=1)[theta != 0]
+    factor = equations.factor()
+    torch.testing.assert_close(factor.T @ factor, dense.T @ dense, rtol=1e-11, atol=1e-13)
+    left_out = {b.layer: b.left_out for b in equations.blocks}
+    assert left_out == {"0": 4, "2": 4, "4": 3}
 
 
 def test_a_block_holds_a_few_numbers_for_any_parameter_count():

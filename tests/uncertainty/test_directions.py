@@ -8,8 +8,8 @@ from torch.nn import functional as F
 
 import tacit
 from tacit import Objective, reference, score_examples
-from tacit.equations import rows as rows_module
-from tacit.equations.rows import check_candidates
+from tacit.equations import candidates
+from tacit.equations.candidates import check_candidates
 from tacit.uncertainty import directions as directions_module
 from tacit.uncertainty.directions import (
     balanced_signs,
@@ -23,7 +23,7 @@ from tacit.uncertainty.directions import (
 @pytest.fixture(params=[2**21, 3])
 def problem(request, monkeypatch):
     """Rows of two estimated penalties and a known one, read whole and in small slices."""
-    monkeypatch.setattr(rows_module, "CHUNK", request.param)
+    monkeypatch.setattr(candidates, "CHUNK", request.param)
     model = tanh_mlp(3)
     with torch.no_grad():
         model[0].weight[0] = 0  # kinks of l1

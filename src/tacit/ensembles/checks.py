@@ -10,9 +10,9 @@ from tacit.ensembles.data import MemberData, assign_data
 from tacit.ensembles.members import Ensemble
 from tacit.errors import InputError, check_type
 from tacit.objective import derivatives
-from tacit.objective.checks import MAX_ROWS, Derive, check_parts
 from tacit.objective.losses import BatchMean, Loss, broadcasts_refused
 from tacit.objective.params import Params
+from tacit.objective.parts import MAX_ROWS, Derive, check_parts
 from tacit.objective.survey import rows_of_values
 
 

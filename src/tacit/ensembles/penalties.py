@@ -9,7 +9,7 @@ from torch.func import vmap
 
 from tacit.ensembles.checks import as_numbers
 from tacit.ensembles.members import Ensemble
-from tacit.equations.rows import check_candidates
+from tacit.equations.candidates import check_candidates
 from tacit.errors import InputError, check_type
 from tacit.objective.params import Params
 from tacit.regularizers import Regularizer

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from tacit.equations.candidates import BoundCandidates, Candidates
 from tacit.equations.equations import Block, Equations
 from tacit.equations.factors import factor_of
-from tacit.equations.rows import BoundCandidates, Candidates, ScatterSum, read_block
+from tacit.equations.rows import Part, ScatterSum, read_block
 from tacit.objective.params import Params, norm
 from tacit.regularizers.elementwise import l1, l2, smooth_l1
 from tacit.regularizers.family import join_columns
@@ -82,19 +83,26 @@ def _write_block(bound: BoundCandidates, names: Sequence[str], targets: Sequence
     columns = tuple(range(len(bound.columns.names)))
     width = len(columns) + len(targets)
     scatter = ScatterSum(bound, names, width)
-    matrices: list[Tensor] = []
     rows = sum(bound.params[name].numel() for name in names)
     chosen = names[:: -(-len(names) // MOST_SLICES)]
     every = rows / max(1, sum(bound.params[name].numel() for name in chosen))
+    by_device: dict[torch.device, list[Part]] = {}
+    weights: dict[str, float] = {}
     for name in chosen:
         size = bound.params[name].numel()
         parts = _sample(bound, name, width, most=max(1, MOST_SLICES // len(chosen)))
         read = sum(part.stop - part.start for part in parts)
-        weight = (every * size / read) ** 0.5 if read else 1.0
-        for part in parts:
-            matrix, _ = read_block(bound, name, part, list(columns), targets)
-            matrices.append(weight * matrix)
-            scatter.add(name, part, matrix, weight)
+        weights[name] = (every * size / read) ** 0.5 if read else 1.0
+        here = by_device.setdefault(bound.params[name].device, [])
+        here += [(name, part) for part in parts]
+    matrices: list[Tensor] = []
+    for parts in by_device.values():
+        matrix = read_block(bound, parts, columns, targets)[0]
+        sizes = [part.stop - part.start for _, part in parts]
+        for (name, part), rows_here in zip(parts, matrix.split(sizes), strict=True):
+            scatter.add(name, part, rows_here, weights[name])
+        each = torch.tensor([weights[name] for name, _ in parts], dtype=matrix.dtype)
+        matrices.append(each.repeat_interleave(torch.tensor(sizes))[:, None].to(matrix) * matrix)
     factor = factor_of(matrices, width)
     return scatter.attach(Block("", columns, factor, rows, 0, 0.0))
 

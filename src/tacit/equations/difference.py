@@ -5,8 +5,8 @@ from itertools import permutations
 
 from torch import Tensor
 
+from tacit.equations.candidates import check_candidates
 from tacit.equations.equations import Equations
-from tacit.equations.rows import check_candidates
 from tacit.equations.sources import PointFacts
 from tacit.equations.target import (
     Setting,

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from tacit.equations.candidates import check_candidates
 from tacit.equations.clipping import GradientSizes, clipped_part, was_skipped
 from tacit.equations.equations import Equations
 from tacit.equations.recording import Momentum, WrapperWatch, flow_times
-from tacit.equations.rows import check_candidates
 from tacit.equations.steps import trajectory_target
 from tacit.equations.target import Setting, Target, TargetPoint
 from tacit.equations.trajectory import Trajectory

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 from torch import Tensor
 
+from tacit.objective.params import read_on_cpu
+
 DIRECT = 2**16
 """Rows of a layer up to which they are factorised directly, by QR."""
 PARTS = 256
@@ -49,38 +51,62 @@ class FactorSum:
 
     def add(self, matrix: Tensor) -> None:
         """Add a slice of rows."""
-        if self.products is not None:
-            self.products += inner_products(matrix).to(self.products)
+        if self.products is None and (self.by_qr or len(self.rows) + len(matrix) <= DIRECT):
+            self.rows = _append(self.rows.to(matrix), matrix)
+            if self.by_qr:
+                self.rows = triangular_factor(self.rows)
             return
-        self.rows = _append(self.rows.to(matrix), matrix)
-        if not self.by_qr and len(self.rows) > DIRECT:
-            products = inner_products(self.rows)
-            # A GPU is not waited for: there, ill-conditioned rows are read again at the end.
-            self.by_qr = not products.is_cuda and _cholesky(products)[1] > TWICE
-            self.products = None if self.by_qr else products
-        if self.by_qr:
-            self.rows = triangular_factor(self.rows)
-
-    def factor(self, read: Callable[[], Iterable[Tensor]]) -> Tensor:
-        """The factor of all rows, on the CPU; `read` returns the same slices again if needed."""
+        products = inner_products(matrix)
         if self.products is None:
-            few = len(self.rows) <= ON_CPU
-            return triangular_factor(self.rows.cpu() if few else self.rows).cpu()
-        first, condition = _cholesky(self.products)
-        if condition <= ONCE:
-            return first
-        if condition <= TWICE:
-            products, basis = torch.zeros_like(self.products), first.to(self.products)
-            for matrix in read():
-                rows = torch.linalg.solve_triangular(basis, matrix, upper=True, left=False)
-                products += inner_products(rows)
-            second, condition = _cholesky(products)
-            if condition <= ONCE:
-                return second @ first
-        factor = self.products[:0]
+            self.products = inner_products(self.rows).to(products)
+            # A GPU is not waited for: there, ill-conditioned rows are read again at the end.
+            both = self.products + products
+            if not products.is_cuda and _cholesky(both)[1] > TWICE:
+                self.by_qr, self.products = True, None
+                self.add(matrix)
+                return
+        self.products += products
+
+
+def factors_of(
+    sums: Sequence[FactorSum], reads: Sequence[Callable[[], Iterable[Tensor]]]
+) -> list[Tensor]:
+    """The factor of all rows of each sum, on the CPU.
+
+    Args:
+        sums: the rows that were added; inner products of all sums are read from a GPU at once.
+        reads: for each sum, a function that returns the same slices again, if they are needed.
+    """
+    products = {str(i): s.products for i, s in enumerate(sums) if s.products is not None}
+    on_cpu = read_on_cpu(products)
+    return [
+        _factor_few(total.rows) if (here := on_cpu.get(str(i))) is None else _factor(here, read)
+        for i, (total, read) in enumerate(zip(sums, reads, strict=True))
+    ]
+
+
+def _factor_few(rows: Tensor) -> Tensor:
+    return triangular_factor(rows.cpu() if len(rows) <= ON_CPU else rows).cpu()
+
+
+def _factor(products: Tensor, read: Callable[[], Iterable[Tensor]]) -> Tensor:
+    """The factor of rows with these inner products, read again where they are ill-conditioned."""
+    first, condition = _cholesky(products)
+    if condition <= ONCE:
+        return first
+    if condition <= TWICE:
+        products = torch.zeros_like(products)
         for matrix in read():
-            factor = triangular_factor(_append(factor, matrix))
-        return factor.cpu()
+            basis = first.to(matrix.device)
+            rows = torch.linalg.solve_triangular(basis, matrix, upper=True, left=False)
+            products = products.to(matrix.device) + inner_products(rows)
+        second, condition = _cholesky(products.cpu())
+        if condition <= ONCE:
+            return second @ first
+    factor = products[:0]
+    for matrix in read():
+        factor = triangular_factor(_append(factor.to(matrix.device), matrix))
+    return factor.cpu()
 
 
 def inner_products(rows: Tensor) -> Tensor:
@@ -96,9 +122,9 @@ def inner_products(rows: Tensor) -> Tensor:
 def factor_of(matrices: Sequence[Tensor], width: int) -> Tensor:
     """The triangular factor of all rows of these matrices, which may be on several devices."""
     total = FactorSum(width)
-    for device in dict.fromkeys(matrix.device for matrix in matrices):
-        total.add(torch.cat([matrix for matrix in matrices if matrix.device == device]))
-    return total.factor(lambda: matrices)
+    for matrix in matrices:
+        total.add(matrix)
+    return factors_of([total], [lambda: matrices])[0]
 
 
 def _append(rows: Tensor, matrix: Tensor) -> Tensor:
@@ -109,10 +135,8 @@ def _append(rows: Tensor, matrix: Tensor) -> Tensor:
 def _cholesky(products: Tensor) -> tuple[Tensor, float]:
     """The upper factor of inner products, and their condition number for columns of unit norm.
 
-    Both are on the CPU, where a few dozen numbers are faster than on any device. The condition
-    number is infinite where there is no factor.
+    The condition number is infinite where there is no factor.
     """
-    products = products.cpu()
     norms = products.diagonal().sqrt()
     scaled = products / norms / norms[:, None]
     if not torch.isfinite(scaled).all():  # columns of zeros, or overflow

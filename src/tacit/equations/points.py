@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
-from tacit.equations.rows import Averaged
+from tacit.equations.candidates import Averaged
 from tacit.equations.sources import PointFacts
 from tacit.errors import InputError
 from tacit.objective.objective import Objective

@@ -18,8 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from tacit.equations.candidates import check_candidates, check_known
 from tacit.equations.equations import Equations, stack
-from tacit.equations.rows import check_candidates, check_known
 from tacit.equations.target import endpoint_equations
 from tacit.errors import InputError, check_choice, check_type, check_whole
 from tacit.objective.batches import check_weights

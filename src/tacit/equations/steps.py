@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from tacit.equations.candidates import ScaledByTime, check_candidates, check_known
 from tacit.equations.equations import Equations
 from tacit.equations.flow import (
     Flow,
@@ -22,7 +23,6 @@ from tacit.equations.flow import (
     euler,
     is_one_step,
 )
-from tacit.equations.rows import ScaledByTime, check_candidates, check_known
 from tacit.equations.sources import PointFacts
 from tacit.equations.target import Setting, Target, TargetPoint, write_equations
 from tacit.equations.trajectory import Trajectory, check_like, check_trajectory

@@ -6,8 +6,9 @@ from typing import Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
+from tacit.equations.candidates import CHUNK, BoundCandidates
 from tacit.equations.equations import Equations
-from tacit.equations.rows import CHUNK, BoundCandidates, read_rows, write_blocks
+from tacit.equations.rows import read_rows, write_blocks
 from tacit.equations.target import Target, endpoint_target, origin_of
 from tacit.errors import InputError, check_choice, check_whole
 from tacit.fitting.chance import EQUAL

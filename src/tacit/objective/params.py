@@ -211,10 +211,11 @@ def add_scaled(totals: Sequence[Tensor], vectors: Sequence[Tensor], factor: floa
     All on a GPU are added by one call. On the CPU torch converts all of such a vector first; in
     slices that takes a tenth of the time.
     """
-    if totals and all(t.is_cuda and t.device == v.device for t, v in zip(totals, vectors)):
-        torch._foreach_add_(totals, vectors, alpha=factor)  # pyright: ignore[reportPrivateImportUsage]
+    pairs = list(zip(totals, vectors, strict=True))
+    if pairs and all(t.is_cuda and t.device == v.device for t, v in pairs):
+        torch._foreach_add_(list(totals), list(vectors), alpha=factor)  # pyright: ignore[reportPrivateImportUsage]
         return
-    for total, vector in zip(totals, vectors, strict=True):
+    for total, vector in pairs:
         vector = vector.to(total.device)
         if vector.dtype == total.dtype or not total.is_cpu or total.numel() <= SLICE:
             total.add_(vector, alpha=factor)
@@ -259,6 +260,11 @@ def _norms(tensors: Mapping[str, Tensor], order: float) -> Params:
     return norms
 
 
+def largest_entry(tensors: Mapping[str, Tensor]) -> float:
+    """The largest magnitude of an entry of any tensor; 0 where there is none."""
+    return max(read_numbers(_norms(tensors, math.inf)).values(), default=0.0)
+
+
 def square_sum(tensor: Tensor) -> Tensor:
     """The sum of squares as a tensor on the device, accumulated in float64 in slices."""
     slices = tensor.detach().flatten().split(SLICE if tensor.is_cpu else DEVICE_SLICE)
@@ -266,15 +272,20 @@ def square_sum(tensor: Tensor) -> Tensor:
     return torch.stack([torch.dot(part, part) for part in parts]).sum()
 
 
-def read_numbers(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
-    """The numbers in tensors; those of one device, dtype and shape are read at once."""
+def read_on_cpu(tensors: Mapping[str, Tensor]) -> Params:
+    """The tensors on the CPU; those of one device, dtype and shape are read at once."""
     alike: dict[tuple[torch.device, torch.dtype, torch.Size], list[str]] = {}
     for name, tensor in tensors.items():
         alike.setdefault((tensor.device, tensor.dtype, tensor.shape), []).append(name)
-    read: dict[str, Any] = {}
+    read: Params = {}
     for names in alike.values():
-        read |= zip(names, torch.stack([tensors[n] for n in names]).tolist(), strict=True)
+        read |= zip(names, torch.stack([tensors[n] for n in names]).cpu(), strict=True)
     return {n: read[n] for n in tensors}
+
+
+def read_numbers(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+    """As `read_on_cpu`, as Python's numbers."""
+    return {n: tensor.tolist() for n, tensor in read_on_cpu(tensors).items()}
 
 
 def coarsest_dtype(*tensors: Tensor) -> torch.dtype:

@@ -34,7 +34,6 @@ from tacit.objective.params import (
     check_finite,
     read_numbers,
     same_buffers,
-    to_float64,
 )
 from tacit.objective.randomness import WHOLE, Noise, seed_draw
 from tacit.objective.sums import VectorSum

@@ -22,7 +22,7 @@ from torch.autograd import forward_ad
 from tacit.errors import InputError
 from tacit.objective import derivatives
 from tacit.objective.batches import BatchPair, row_count, slice_batch
-from tacit.objective.checks import PART_ERRORS, check_rows_are_examples
+from tacit.objective.checks import check_rows_are_examples
 from tacit.objective.closed_forms import ClosedForms
 from tacit.objective.local_derivatives import LocalDerivatives, OtherGraphError, learn_places
 from tacit.objective.local_products import NoLocalProductError
@@ -33,6 +33,7 @@ from tacit.objective.losses import (
     examples_of_losses,
 )
 from tacit.objective.params import Params, same_buffers, to_float64
+from tacit.objective.parts import PART_ERRORS
 from tacit.objective.passes import Passes
 from tacit.objective.rereading import check_draws_align
 from tacit.objective.signed_sum import Evaluate, SignedSum, check_sum, pull_back_examples

@@ -7,9 +7,9 @@ from torch import Tensor
 
 from tacit.objective import derivatives
 from tacit.objective.batches import BatchPair, row_count
-from tacit.objective.checks import PART_ERRORS, spread_rows
 from tacit.objective.losses import ExampleLosses
 from tacit.objective.params import Params, perturb_last_digit, square_norms
+from tacit.objective.parts import PART_ERRORS, spread_rows
 from tacit.objective.passes import Passes
 
 MAX_SAMPLE = 2**20

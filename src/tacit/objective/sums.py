@@ -1,7 +1,6 @@
 """Weighted sums of vectors over batches, one tensor per parameter."""
 
 import torch
-from torch import Tensor
 
 from tacit.objective.params import Params, add_scaled, zero_sums
 

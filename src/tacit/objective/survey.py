@@ -16,17 +16,17 @@ from torch import Tensor, nn
 from tacit.errors import InputError
 from tacit.objective import derivatives
 from tacit.objective.batches import join_batches, row_count, select_rows, tensors_in
-from tacit.objective.checks import (
+from tacit.objective.checks import check_mean_loss
+from tacit.objective.losses import BatchMean, Outputs, broadcasts_refused
+from tacit.objective.params import Params, coarsest_dtype, read_numbers, same_buffers
+from tacit.objective.parts import (
     MAX_ROWS,
     ONE_EACH,
     PART_ERRORS,
-    check_mean_loss,
     find_complaint,
     most_rows,
     spread_rows,
 )
-from tacit.objective.losses import BatchMean, Outputs, broadcasts_refused
-from tacit.objective.params import Params, coarsest_dtype, read_numbers, same_buffers
 from tacit.objective.passes import Passes
 from tacit.objective.randomness import Noise
 

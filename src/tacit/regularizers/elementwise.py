@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from tacit.errors import InputError, check_number, check_type
 from tacit.objective.models import without_wrappers
-from tacit.objective.params import Params, Scope, check_finite, to_float64
+from tacit.objective.params import Params, Scope, check_finite, largest_entry, to_float64
 from tacit.regularizers.family import (
     ZERO_WIDTH,
     EntrywiseFunction,
@@ -60,7 +60,7 @@ def l1(*, scope: Scope = None, name: str = "l1", zero_width: float = ZERO_WIDTH)
 
         return _sum_over_entries(name, scope, EntrywiseFunction(torch.abs, torch.sign, kinks))
 
-    lasso = with_kink_at_zero(make, zero_width, size=lambda theta: theta.abs().max())
+    lasso = with_kink_at_zero(make, zero_width, largest=largest_entry)
     return replace(lasso, definition="l1")
 
 
@@ -124,7 +124,7 @@ def power(
 
         return _sum_over_entries(name, scope, EntrywiseFunction(value, derivative, kinks))
 
-    family = with_kink_at_zero(make, width, size=lambda theta: theta.abs().max())
+    family = with_kink_at_zero(make, width, largest=largest_entry)
     if p >= 2:
         family = replace(family, with_zero_width=None)
     return replace(family, definition=f"power(p={p!r})")
@@ -204,4 +204,4 @@ def distance_to(
 def _sum_over_entries(name: str, scope: Scope, function: EntrywiseFunction) -> Regularizer:
     """The family R(θ) = Σ_i r(θ_i) of one function r."""
     value, gradient = function.tensor_value, function.tensor_gradient
-    return replace(separable(name, scope, value=value, gradient=gradient), entrywise=function)
+    return separable(name, scope, value=value, gradient=gradient, entrywise=function)

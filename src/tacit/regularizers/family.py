@@ -69,53 +69,6 @@ class Shape:
         return tuple(self.convex and (self.even or j > 0) for j in range(len(self.knots)))
 
 
-@dataclass(frozen=True, eq=False)
-class Columns:
-    """The gradient columns ∇R_j of a family at fixed parameters: one column per strength.
-
-    The columns are read in slices, so that the whole design matrix need not fit into memory.
-
-    Args:
-        names: the name of every column.
-        active: for each tensor, by name, the indices of the columns that are not zero on it.
-            Tensors that no column covers are absent.
-        rows: rows(tensor_name, part) returns the active columns on a slice of the flattened
-            tensor, in float64, with shape (rows, active columns).
-        kinks: kinks(tensor_name, part) marks the rows of the slice where R is not differentiable
-            (its optimality condition there is an inequality), or returns None if R is
-            differentiable on the whole tensor.
-        subspace: subspace(tensor_name) returns the directions in which R is differentiable where
-            they are not single entries (nuclear norm of a matrix of low rank), or None.
-        noisy: indices of the columns that are random: means over independent groups of probes.
-        groups: the number of these groups; 0 where no column is noisy.
-        deviations: deviations(tensor_name, part) returns each group's column minus the mean, for
-            the active noisy columns, in float64, with shape (rows, groups, active noisy columns).
-        shape: the knots, for a family whose strengths are a curve.
-    """
-
-    names: tuple[str, ...]
-    active: dict[str, tuple[int, ...]]
-    rows: Callable[[str, slice], Tensor]
-    kinks: Callable[[str, slice], Tensor | None] = lambda tensor_name, part: None
-    subspace: Callable[[str], Subspace | None] = lambda tensor_name: None
-    noisy: tuple[int, ...] = ()
-    groups: int = 0
-    deviations: Callable[[str, slice], Tensor] = lambda tensor_name, part: torch.zeros(0, 0, 0)
-    shape: Shape | None = None
-
-    def noisy_on(self, tensor_name: str) -> list[int]:
-        """The noisy columns that are not zero on a tensor, in the order of `deviations`."""
-        return [c for c in self.active.get(tensor_name, ()) if c in self.noisy]
-
-    def scaled(self, factor: float) -> "Columns":
-        """The columns times a number."""
-        return replace(
-            self,
-            rows=lambda tensor_name, part: factor * self.rows(tensor_name, part),
-            deviations=lambda tensor_name, part: factor * self.deviations(tensor_name, part),
-        )
-
-
 class TensorGradient(NamedTuple):
     """∇R on one flattened tensor, as functions of a slice of it."""
 
@@ -148,6 +101,57 @@ class EntrywiseFunction(NamedTuple):
         return TensorGradient(
             at=lambda part: self.derivative(to_float64(flat[part])),
             kinks=lambda part: self.kinks(flat[part]),
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Columns:
+    """The gradient columns ∇R_j of a family at fixed parameters: one column per strength.
+
+    The columns are read in slices, so that the whole design matrix need not fit into memory.
+
+    Args:
+        names: the name of every column.
+        active: for each tensor, by name, the indices of the columns that are not zero on it.
+            Tensors that no column covers are absent.
+        rows: rows(tensor_name, part) returns the active columns on a slice of the flattened
+            tensor, in float64, with shape (rows, active columns).
+        kinks: kinks(tensor_name, part) marks the rows of the slice where R is not differentiable
+            (its optimality condition there is an inequality), or returns None if R is
+            differentiable on the whole tensor.
+        subspace: subspace(tensor_name) returns the directions in which R is differentiable where
+            they are not single entries (nuclear norm of a matrix of low rank), or None.
+        noisy: indices of the columns that are random: means over independent groups of probes.
+        groups: the number of these groups; 0 where no column is noisy.
+        deviations: deviations(tensor_name, part) returns each group's column minus the mean, for
+            the active noisy columns, in float64, with shape (rows, groups, active noisy columns).
+        shape: the knots, for a family whose strengths are a curve.
+        functions: for columns that are r′ of single entries, r, one per column; else empty. Slices
+            of several tensors can then be read together.
+    """
+
+    names: tuple[str, ...]
+    active: dict[str, tuple[int, ...]]
+    rows: Callable[[str, slice], Tensor]
+    kinks: Callable[[str, slice], Tensor | None] = lambda tensor_name, part: None
+    subspace: Callable[[str], Subspace | None] = lambda tensor_name: None
+    noisy: tuple[int, ...] = ()
+    groups: int = 0
+    deviations: Callable[[str, slice], Tensor] = lambda tensor_name, part: torch.zeros(0, 0, 0)
+    shape: Shape | None = None
+    functions: tuple[EntrywiseFunction, ...] = ()
+
+    def noisy_on(self, tensor_name: str) -> list[int]:
+        """The noisy columns that are not zero on a tensor, in the order of `deviations`."""
+        return [c for c in self.active.get(tensor_name, ()) if c in self.noisy]
+
+    def scaled(self, factor: float) -> "Columns":
+        """The columns times a number."""
+        return replace(
+            self,
+            rows=lambda tensor_name, part: factor * self.rows(tensor_name, part),
+            deviations=lambda tensor_name, part: factor * self.deviations(tensor_name, part),
+            functions=(),
         )
 
 
@@ -259,8 +263,11 @@ def join_columns(families: Sequence[Columns]) -> Columns:
         parts = [f.deviations(tensor_name, part) for f in families if f.noisy_on(tensor_name)]
         return torch.cat(parts, dim=2)
 
-    largest = max(groups, default=0)
-    return Columns(names, active, rows, kinks, subspace, noisy, largest, deviations)
+    functions = tuple(function for family in families for function in family.functions)
+    return Columns(
+        names, active, rows, kinks, subspace, noisy, max(groups, default=0), deviations,
+        functions=functions if len(functions) == len(names) else (),
+    )  # fmt: skip
 
 
 def difference_of(end: Columns, start: Columns) -> Columns:
@@ -290,8 +297,9 @@ def difference_of(end: Columns, start: Columns) -> Columns:
         return torch.stack(present).any(0) if present else None
 
     return replace(
-        both, names=end.names, active=end.active, rows=rows, kinks=kinks, shape=end.shape
-    )
+        both, names=end.names, active=end.active, rows=rows, kinks=kinks, shape=end.shape,
+        functions=(),
+    )  # fmt: skip
 
 
 def smallest_subspace(families: Iterable[Columns], tensor_name: str) -> Subspace | None:
@@ -350,6 +358,7 @@ def separable(
     value: Callable[[Tensor, str], Tensor],
     gradient: Callable[[Tensor, str], TensorGradient],
     covers: Callable[[Tensor, str], bool] = lambda tensor, tensor_name: True,
+    entrywise: EntrywiseFunction | None = None,
 ) -> Regularizer:
     """A family with one strength that is a sum over tensors, R(θ) = Σ_t R_t(θ_t).
 
@@ -359,6 +368,7 @@ def separable(
         value: value(tensor, tensor_name) returns R_t of one tensor.
         gradient: gradient(tensor, tensor_name) returns ∇R_t of one tensor.
         covers: covers(tensor, tensor_name) tells whether the penalty is defined for a tensor.
+        entrywise: the function of one entry, if it is a sum over entries.
     """
 
     def covered(params: Params, *, whole: bool = True) -> tuple[str, ...]:
@@ -385,20 +395,21 @@ def separable(
             rows=lambda tensor_name, part: gradient_of(tensor_name).at(part).unsqueeze(1),
             kinks=lambda tensor_name, part: gradient_of(tensor_name).kinks(part),
             subspace=lambda tensor_name: gradient_of(tensor_name).subspace,
+            functions=() if entrywise is None else (entrywise,),
         )
 
     def total(params: Params) -> Tensor:
         in_scope = covered(params, whole=False)  # `layerwise` passes only one layer's parameters
         return torch.stack([value(params[n], n) for n in in_scope]).sum().reshape(1)
 
-    return Regularizer(name, bind, total, separable=True)
+    return Regularizer(name, bind, total, separable=True, entrywise=entrywise)
 
 
 def with_kink_at_zero(
     make: Callable[[Callable[[], float]], Regularizer],
     zero_width: float,
     *,
-    size: Callable[[Tensor], Tensor],
+    largest: Callable[[Params], float],
 ) -> Regularizer:
     """A family that has no gradient where something (a weight, a group) is zero.
 
@@ -408,7 +419,7 @@ def with_kink_at_zero(
     Args:
         make: make(zero) returns the family in which what is at most zero() counts as zero.
         zero_width: that part of the largest; 0 for exact zeros only.
-        size: size(tensor) is the largest weight or group of a tensor, of one entry or more.
+        largest: largest(tensors) is the size of the largest weight or group among them.
     """
     check_number("zero_width", zero_width, least=0, below=1)
     exact = make(lambda: 0.0)
@@ -416,14 +427,13 @@ def with_kink_at_zero(
     def bind(params: Params) -> Columns:
         @cache
         def zero() -> float:
-            tensors = [params[n].detach() for n in exact.bind(params).active]
-            sizes = [float(size(tensor)) for tensor in tensors if tensor.numel()]
-            return zero_width * max(sizes, default=0.0)
+            tensors = {n: params[n].detach() for n in exact.bind(params).active}
+            return zero_width * largest({n: t for n, t in tensors.items() if t.numel()})
 
         return make(zero).bind(params)
 
     def with_zero_width(width: float) -> Regularizer:
-        return with_kink_at_zero(make, width, size=size)
+        return with_kink_at_zero(make, width, largest=largest)
 
     return replace(exact, bind=bind, with_zero_width=with_zero_width)
 
@@ -455,7 +465,8 @@ def layerwise(family: Regularizer | Callable[[], Regularizer]) -> Regularizer:
         layers = list(dict.fromkeys(map(layer_of, columns.active)))
         names = tuple(f"{base.name}[{layer}]" for layer in layers)
         active = {n: (layers.index(layer_of(n)),) for n in columns.active}
-        return replace(columns, names=names, active=active)
+        functions = columns.functions * len(layers)
+        return replace(columns, names=names, active=active, functions=functions)
 
     def value(params: Params) -> Tensor:
         layers: dict[str, Params] = {}

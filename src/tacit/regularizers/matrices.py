@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tacit.errors import check_number
-from tacit.objective.params import Scope, to_float64
+from tacit.objective.params import Params, Scope, to_float64
 from tacit.regularizers.family import (
     ZERO_WIDTH,
     Regularizer,
@@ -62,7 +62,8 @@ def group_l2(
     def make(zero: Callable[[], float]) -> Regularizer:
         return separable(name, scope, value=value, gradient=lambda t, _: gradient(t, zero))
 
-    lasso = with_kink_at_zero(make, zero_width, size=lambda tensor: norms_of(tensor).max())
+    largest = _largest_by(lambda tensor: norms_of(tensor).max())
+    lasso = with_kink_at_zero(make, zero_width, largest=largest)
     return replace(lasso, definition="group_l2")
 
 
@@ -135,7 +136,7 @@ def schatten(
     def make(zero: Callable[[], float]) -> Regularizer:
         return _sum_over_matrices(name, scope, value, lambda tensor: gradient(tensor, zero))
 
-    family = with_kink_at_zero(make, zero_width, size=torch.linalg.vector_norm)
+    family = with_kink_at_zero(make, zero_width, largest=_largest_by(torch.linalg.vector_norm))
     if p >= 2:
         family = replace(family, with_zero_width=None)
     return replace(family, definition=f"schatten(p={p!r})")
@@ -260,6 +261,11 @@ def is_matrix(tensor: Tensor, least: int = 1) -> bool:
     """Whether a tensor, reshaped by its first dimension, has so many rows and columns."""
     shape = tensor.shape
     return tensor.ndim >= 2 and min(shape[0], math.prod(shape[1:])) >= least
+
+
+def _largest_by(size: Callable[[Tensor], Tensor]) -> Callable[[Params], float]:
+    """The largest size(tensor) of several tensors, for `with_kink_at_zero`."""
+    return lambda tensors: max(map(float, map(size, tensors.values())), default=0.0)
 
 
 def _sum_over_matrices(

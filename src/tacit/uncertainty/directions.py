@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tacit.equations.rows import BoundCandidates, read_rows, slices
+from tacit.equations.candidates import BoundCandidates, slices
+from tacit.equations.rows import read_rows
 from tacit.objective.params import Params, to_float64
 
 MOST_SIGNED, PART_SIGNED, RUNS = 2**15, 4, 4

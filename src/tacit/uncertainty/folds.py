@@ -7,9 +7,10 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from tacit.equations.candidates import BoundCandidates, check_candidates, slices
 from tacit.equations.equations import Block, Equations
 from tacit.equations.resampling import CandidatesOf, TensorData, check_candidates_of, check_tensors
-from tacit.equations.rows import BoundCandidates, check_candidates, read_rows, slices
+from tacit.equations.rows import read_rows
 from tacit.equations.target import endpoint_target
 from tacit.errors import InputError, Problem, ProblemKind, check_whole
 from tacit.fitting.error_bars import ErrorBars

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from tacit.equations.rows import BoundCandidates
+from tacit.equations.candidates import BoundCandidates
 from tacit.equations.target import Origin, Setting, origin_of
 from tacit.errors import InputError
 from tacit.fitting.fits import Fit

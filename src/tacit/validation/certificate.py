@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from tacit.equations.rows import check_candidates
+from tacit.equations.candidates import check_candidates
 from tacit.errors import InputError
 from tacit.fitting.fits import Fit
 from tacit.objective.objective import Objective, check_objective

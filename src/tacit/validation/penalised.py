@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from tacit.equations.rows import check_candidates
+from tacit.equations.candidates import check_candidates
 from tacit.errors import InputError, check_number, check_type
 from tacit.fitting.fits import Fit
 from tacit.objective import derivatives
