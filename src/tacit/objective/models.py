@@ -1,7 +1,7 @@
 """The user's own model: the names of its modules and tensors, and models that are refused."""
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
@@ -72,27 +72,27 @@ def named_modules(model: nn.Module) -> dict[str, nn.Module]:
 
 def named_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     """The parameters by their own names, tied ones once: as torch's, without wrappers' prefixes."""
-    return _first_names(model, "_parameters")
+    return _first_names(walk_modules(model), "_parameters")
 
 
 def named_buffers(model: nn.Module) -> dict[str, Tensor]:
     """The buffers by their own names, shared ones once."""
-    return _first_names(model, "_buffers")
+    return _first_names(walk_modules(model), "_buffers")
 
 
-def _first_names(model: nn.Module, kind: str) -> dict[str, Any]:
+def _first_names(modules: Sequence[NamedModule], kind: str) -> dict[str, Any]:
     named: dict[str, Any] = {}
     seen: set[int] = set()
-    for own, raw, tensor in _walk_tensors(model, kind):
+    for own, raw, tensor in _tensors_of(modules, kind):
         if id(tensor) not in seen:
             seen.add(id(tensor))
             named[raw if own in named else own] = tensor
     return named
 
 
-def _walk_tensors(model: nn.Module, kind: str) -> Iterator[tuple[str, str, Tensor]]:
+def _tensors_of(modules: Sequence[NamedModule], kind: str) -> Iterator[tuple[str, str, Tensor]]:
     """All own and raw names of the tensors in `_parameters` or in `_buffers`."""
-    for own, raw, module in walk_modules(model):
+    for own, raw, module in modules:
         for name, tensor in getattr(module, kind).items():
             if tensor is not None:
                 yield own + name, raw + name, tensor
@@ -139,14 +139,14 @@ UNSUPPORTED_TENSORS: tuple[tuple[Callable[[Any], bool], str], ...] = (
 """Tensors of a model that cannot be used, and what to do instead."""
 
 
-def check_supported(model: nn.Module) -> None:
+def check_supported(modules: Sequence[NamedModule], parameters: dict[str, nn.Parameter]) -> None:
     """Refuse models whose gradients would be missing, in parts or not defined, with the remedy."""
-    for name, _, module in walk_modules(model):
+    for name, _, module in modules:
         reason = _unsupported_module(module)
         if reason is not None:
             where = f"module {name[:-1]!r}" if name else "the model"
             raise InputError(f"{where} ({type(module).__name__}) {reason}.")
-    parameters, buffers = named_parameters(model), named_buffers(model)
+    buffers = _first_names(modules, "_buffers")
     for kind, tensors in (("parameter", parameters), ("buffer", buffers)):
         for name, tensor in tensors.items():
             for is_unsupported, reason in UNSUPPORTED_TENSORS:
@@ -202,8 +202,10 @@ def trainable(model: nn.Module) -> Params:
 
     Their names are those of the user's own model, without the prefixes of wrappers.
     """
-    check_supported(model)
-    params = {n: p.detach() for n, p in named_parameters(model).items() if p.requires_grad}
+    modules = walk_modules(model)
+    parameters = _first_names(modules, "_parameters")
+    check_supported(modules, parameters)
+    params = {n: p.detach() for n, p in parameters.items() if p.requires_grad}
     if not params:
         raise InputError(
             f"{type(model).__name__} has no trainable parameters, with requires_grad=True: "
@@ -237,8 +239,11 @@ def point_of(
     Buffers among them belong to the point, as in a state_dict. Those that are named as statistics
     must be: the model's own are right only for its current parameters.
     """
-    current, buffers = trainable(model), named_buffers(model)
-    statistics = {n: buffers[n].detach() for n in statistics}
+    current, names = trainable(model), list(statistics)
+    if params is not None and not names and _are_current(params, current):
+        return current  # checked when they were asked for
+    buffers = named_buffers(model)
+    statistics = {n: buffers[n].detach() for n in names}
     if params is None or _are_current(params, current):
         check_finite(current, what="the model's value")
         return Point(current, statistics) if statistics else current
@@ -247,7 +252,7 @@ def point_of(
         params = own_names(model, {**getattr(params, "buffers", {}), **params})
         given = {n: _check_buffer(params[n], b) for n, b in buffers.items() if n in params}
         redundant = _redundant_names(model, params)
-        redundant |= {own for own, _, _ in _walk_tensors(model, "_buffers")}
+        redundant |= {own for own, _, _ in _tensors_of(walk_modules(model), "_buffers")}
         params = {n: p for n, p in params.items() if n not in redundant}
     point = check_params(params, current, what=what)
     missing = [n for n in statistics if n not in given]
@@ -278,8 +283,8 @@ def own_names(model: nn.Module, tensors: Mapping[str, Tensor]) -> Params:
     it, such as AveragedModel: then one prefix is common to all its parameters.
     """
     names = [name for name, p in named_parameters(model).items() if p.requires_grad]
-    kinds = ("_parameters", "_buffers")
-    aliases = {raw: own for kind in kinds for own, raw, _ in _walk_tensors(model, kind)}
+    modules, kinds = walk_modules(model), ("_parameters", "_buffers")
+    aliases = {raw: own for kind in kinds for own, raw, _ in _tensors_of(modules, kind)}
     renamed = {aliases.get(name, name): tensor for name, tensor in tensors.items()}
     if "n_averaged" not in aliases.values():
         renamed.pop("n_averaged", None)  # the counter of AveragedModel
@@ -313,7 +318,7 @@ def _redundant_names(model: nn.Module, params: Mapping[str, Tensor]) -> set[str]
     """Names of frozen parameters with the model's value, and of tied ones with their owner's."""
     owners = {id(p): n for n, p in named_parameters(model).items()}
     redundant = set()
-    for name, _, parameter in _walk_tensors(model, "_parameters"):
+    for name, _, parameter in _tensors_of(walk_modules(model), "_parameters"):
         owner = owners[id(parameter)]
         if name not in params or (parameter.requires_grad and owner == name):
             continue
