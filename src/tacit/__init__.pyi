@@ -35,6 +35,7 @@ from tacit.fitting import fit as fit
 from tacit.fitting import fit_regularizer as fit_regularizer
 from tacit.fitting import fit_shapes as fit_shapes
 from tacit.identifiability import null_distribution as null_distribution
+from tacit.identifiability import screen as screen
 from tacit.objective import Objective as Objective
 from tacit.objective import matrices as matrices
 from tacit.regularizers import Regularizer as Regularizer

@@ -43,10 +43,10 @@ def unique_shares(fit: "Fit | Equations") -> dict[str, float]:
     {'l2': 0.1, 'l1': 0.0}
     """
     system = equations_of(fit, "unique_shares", refits_families=True)
-    all_columns, explained_by = range(len(system.equations.names)), _explained_by(system)
-    whole = explained_by(all_columns)
+    all_columns, fraction = range(len(system.equations.names)), explained_by(system)
+    whole = fraction(all_columns)
     return {
-        label: whole - explained_by([c for c in all_columns if c not in columns])
+        label: whole - fraction([c for c in all_columns if c not in columns])
         for label, columns in column_groups(system.equations).items()
     }
 
@@ -66,20 +66,20 @@ def ordered_shares(fit: "Fit | Equations", order: Sequence[str] | None = None) -
             f"order is {shorten(order)}: it needs every regularizer once, which are "
             f"{shorten(groups)}."
         )
-    explained_by, shares, before, columns = _explained_by(system), {}, 0.0, []
+    fraction, shares, before, columns = explained_by(system), {}, 0.0, []
     for label in order:
         columns += groups[label]
-        after = explained_by(columns)
+        after = fraction(columns)
         shares[label], before = after - before, after
     return shares
 
 
-def _explained_by(system: FittedSystem) -> Callable[[Sequence[int]], float]:
+def explained_by(system: FittedSystem) -> Callable[[Sequence[int]], float]:
     """A function from columns to the fraction that they explain by themselves."""
     factor, names = system.equations.factor(), system.equations.names
     targets, products = factor[:, len(names) :], products_of_points(system.equations)
 
-    def explained_by(columns: Sequence[int]) -> float:
+    def fraction(columns: Sequence[int]) -> float:
         if not columns:
             return 0.0
         part = System(factor[:, list(columns)])
@@ -90,7 +90,7 @@ def _explained_by(system: FittedSystem) -> Callable[[Sequence[int]], float]:
             return explained(part.design, strengths, targets)
         return float(net_shares(products[[*columns, -1]][:, [*columns, -1]], strengths[:, 0]).sum())
 
-    return explained_by
+    return fraction
 
 
 def products_of_points(equations: Equations, layer: str | None = None) -> Tensor | None:

@@ -38,6 +38,23 @@ def label_smoothing(objective: Objective, eps: float) -> Objective:
     """
     check_objective(objective)
     check_number("eps", eps, least=0, below=1)
+    return with_scale(
+        _mixed(objective, f"label_smoothing({eps:g})", 1 - eps, eps),
+        Scale("eps", float(eps), growth=2.0, order=1),
+        lambda other: label_smoothing(objective, other),
+    )
+
+
+def smoothing_penalty(objective: Objective) -> Objective:
+    """mean_i[−mean_k log p_k + log p_y]: the penalty that label smoothing ε adds, at strength ε.
+
+    As the objective of a `mean_of` candidate. What `label_smoothing` refuses is refused here too.
+    """
+    return _mixed(check_objective(objective), "label smoothing penalty", -1.0, 1.0)
+
+
+def _mixed(objective: Objective, label: str, plain: float, uniform: float) -> Objective:
+    """plain·(cross-entropy of the targets) + uniform·(cross-entropy of uniform ones)."""
     reader = user_reader(objective)
     if not isinstance(reader, MeanLoss):
         raise InputError(
@@ -48,23 +65,19 @@ def label_smoothing(objective: Objective, eps: float) -> Objective:
     loss = reader.function
     entropy = _cross_entropy_like(loss, probe_mean(objective).outputs)
 
-    def smoothed(output: Any, target: Any) -> Tensor:
-        plain = loss(output, target)
-        mixed = (1 - eps) * plain + eps * entropy(output, target, uniform=True)
-        same = _agree(plain, entropy(output, target))
+    def mixed(output: Any, target: Any) -> Tensor:
+        value = loss(output, target)
+        mixture = plain * value + uniform * entropy(output, target, uniform=True)
+        same = _agree(value, entropy(output, target))
         try:
             agrees = bool(same)
         except RuntimeError:  # one example at a time, by vmap
-            return torch.where(same, mixed, torch.nan)
+            return torch.where(same, mixture, torch.nan)
         if not agrees:
             raise InputError(NOT_CROSS_ENTROPY)
-        return mixed
+        return mixture
 
-    return with_scale(
-        with_loss(objective, f"label_smoothing({eps:g})", smoothed),
-        Scale("eps", float(eps), growth=2.0, order=1),
-        lambda other: label_smoothing(objective, other),
-    )
+    return with_loss(objective, label, mixed)
 
 
 def _categorical(output: Any, target: Any, *, uniform: bool = False) -> Tensor:
@@ -82,7 +95,9 @@ def _cross_entropy_like(loss: Loss, outputs: Outputs | None) -> Callable[..., Te
     """The cross-entropy that a loss equals on some examples."""
     output, target, _ = outputs or (None, None, None)
     if isinstance(output, Tensor) and isinstance(target, Tensor):
-        for entropy in (_categorical, _binary):
+        several = output.shape[min(1, output.ndim - 1)] > 1 if output.ndim else False
+        # Of one class the cross-entropy is zero, as any other loss is where it fits exactly.
+        for entropy in (_categorical, _binary) if several else (_binary,):
             try:
                 if bool(_agree(loss(output, target), entropy(output, target))):
                     return entropy

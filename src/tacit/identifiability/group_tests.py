@@ -1,0 +1,158 @@
+"""Candidates tested in groups: which groups add more than chance, and which members to choose."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import combinations
+
+import torch
+from torch import Tensor
+
+from tacit.equations.equations import Equations
+from tacit.fitting.error_bars import factors_by_label
+from tacit.fitting.shares import equations_of, explained_by
+from tacit.fitting.solving import System
+from tacit.identifiability.comparison import ClusterKind, compare
+from tacit.identifiability.sign_flips import flip_test, holm
+
+ALIKE = 0.7
+"""|cosine| of two columns above which their candidates are in one group."""
+LEVEL = 0.05
+"""Probability of a false claim, over all groups (Holm)."""
+LEAST_ADDED = 0.01
+"""A candidate that adds less of the target than this is not chosen."""
+SWEEPS = 2
+"""How often the members of a group are chosen anew beside those of the other groups."""
+
+
+@dataclass(frozen=True, eq=False)
+class GroupTests:
+    """Tests of candidates in groups: which are confirmed, and which of their members are chosen."""
+
+    equations: Equations
+    kinds: Sequence[tuple[str, str]]
+    """By column, its family and the scope of its sum; "" for all parameters."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the columns."""
+        return self.equations.names
+
+    @cached_property
+    def cluster_kind(self) -> ClusterKind:
+        """What signs are flipped for: endpoints or epochs where there are several, else layers."""
+        return "endpoints" if len(self.equations.sources) > 1 else "layers"
+
+    @cached_property
+    def factors(self) -> Tensor:
+        """[design | mean target] of every cluster."""
+        by_source = self.cluster_kind == "endpoints"
+        labels = [block.source if by_source else block.layer for block in self.equations.blocks]
+        return torch.stack(list(factors_by_label(self.equations, labels).values()))
+
+    @cached_property
+    def groups(self) -> list[list[int]]:
+        """Columns that are connected by cosines above `ALIKE`."""
+        system = System(self.equations.factor()[:, : len(self.names)])
+        alike = system.cosines.abs() > ALIKE
+        groups: list[list[int]] = []
+        for column in range(len(self.names)):
+            joined = [g for g in groups if alike[column, g].any()]
+            groups = [g for g in groups if g not in joined]
+            groups.append(sorted([column, *(c for g in joined for c in g)]))
+        return groups
+
+    @cached_property
+    def p_values(self) -> list[float]:
+        """Of every group, after Holm."""
+        return holm([flip_test(self.factors, g, self.beside(g)) for g in self.groups])
+
+    @cached_property
+    def confirmed(self) -> list[list[int]]:
+        """Groups that add more than chance to all others."""
+        return [g for g, p in zip(self.groups, self.p_values, strict=True) if p <= LEVEL]
+
+    def beside(self, group: Sequence[int], among: Sequence[int] | None = None) -> list[int]:
+        """The columns that a group is tested beside: all others, but for families that contain it.
+
+        `l2` is the sum of `l2[matrices]` and `l2[biases]`: beside it and one of these, the other
+        has nothing left to explain.
+        """
+        among = range(len(self.names)) if among is None else among
+        return [c for c in among if c not in group and not self._contains(c, group)]
+
+    def _contains(self, column: int, group: Sequence[int]) -> bool:
+        (family, scope), inner = self.kinds[column], [self.kinds[c] for c in group]
+        return not scope and any(other == family and part for other, part in inner)
+
+    @cached_property
+    def explained(self) -> Callable[[Sequence[int]], float]:
+        """A function from columns to the fraction of the target that they explain."""
+        return explained_by(equations_of(self.equations, "screen"))
+
+    def held_out(self, models: Sequence[Sequence[int]]) -> list[float]:
+        """What models, as lists of columns, explain of clusters they were not fitted to."""
+        if len(self.factors) < 2:
+            return [self.explained(list(columns)) for columns in models]
+        named = {str(i): [self.names[c] for c in columns] for i, columns in enumerate(models)}
+        scores = compare(self.equations, named, held_out=self.cluster_kind).explained
+        return list(scores.values())
+
+    @cached_property
+    def chosen(self) -> list[int]:
+        """The best members of confirmed groups, without those that the others make needless."""
+        best: dict[int, list[int]] = {}
+        for _ in range(SWEEPS):
+            for group in self.confirmed:
+                others = [c for first, kept in best.items() if first != group[0] for c in kept]
+                best[group[0]] = self._best_members(group, self.beside(group, others))
+        return self._needed([c for members in best.values() for c in members])
+
+    def _best_members(self, group: Sequence[int], others: Sequence[int]) -> list[int]:
+        """The member, or the two, that explain most of held-out clusters beside the others.
+
+        Two, where that halves what the best one leaves, and each adds to the other by a test.
+        """
+        pairs = list(combinations(group, 2))
+        scores = self.held_out([[c, *others] for c in group] + [[*pair, *others] for pair in pairs])
+        singles, doubles = scores[: len(group)], scores[len(group) :]
+        one = max(range(len(group)), key=lambda i: round(singles[i], 12))
+        if pairs:
+            two = max(range(len(pairs)), key=lambda i: round(doubles[i], 12))
+            a, b = pairs[two]
+            halved = 1 - doubles[two] <= (1 - singles[one]) / 2
+            p_values = self.p_beside([a], [b, *others]), self.p_beside([b], [a, *others])
+            if halved and max(p_values) <= LEVEL:
+                return [a, b]
+        return [group[one]]
+
+    def p_beside(self, columns: Sequence[int], others: Sequence[int]) -> float:
+        """The p-value of what columns add to others, by `flip_test`."""
+        return flip_test(self.factors, columns, others)
+
+    def _needed(self, columns: list[int]) -> list[int]:
+        """The columns without those that add hardly anything, or not more than chance would."""
+        while columns:
+            added = {c: self.added(c, columns) for c in columns}
+            needless = [
+                c
+                for c in columns
+                if added[c] < LEAST_ADDED
+                or self.p_beside([c], [o for o in columns if o != c]) > LEVEL
+            ]
+            if not needless:
+                break
+            columns = [c for c in columns if c != min(needless, key=added.__getitem__)]
+        return columns
+
+    def added(self, column: int, beside: Sequence[int]) -> float:
+        """What a column adds to others to the explained fraction."""
+        others = [c for c in beside if c != column]
+        return self.explained([column, *others]) - self.explained(others)
+
+    def beats_rivals(self, column: int, group: Sequence[int]) -> bool:
+        """Whether a chosen member of a group beats every other one, by tests corrected by Holm."""
+        rivals = [c for c in group if c not in self.chosen]
+        others = self.beside(rivals, [c for c in self.chosen if c != column])
+        p_values = holm([self.p_beside([column], [rival, *others]) for rival in rivals])
+        return max(p_values, default=0.0) <= LEVEL

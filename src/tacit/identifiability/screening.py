@@ -1,0 +1,310 @@
+"""What regularization is in a model, without candidates being named.
+
+Candidates are correlated, and some fit anything a little. So they are tested in groups, over
+clusters (layers, endpoints or epochs) and not over parameters, and a group is the answer only where
+it explains what is to be explained.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from tacit.equations.equations import Equations
+from tacit.equations.target import Target, endpoint_target
+from tacit.errors import InputError, ProblemKind
+from tacit.fitting.error_bars import error_bars_from
+from tacit.fitting.evidence import CLEARLY_EXPLAINED
+from tacit.fitting.fits import Fit, fit
+from tacit.fitting.solving import System
+from tacit.identifiability.comparison import ClusterKind
+from tacit.identifiability.group_tests import LEVEL, GroupTests
+from tacit.identifiability.proposals import propose
+from tacit.identifiability.screen_text import write_screen
+from tacit.identifiability.sign_flips import least_p
+from tacit.objective.objective import Objective
+from tacit.regularizers.family import Cost, Regularizer
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+SAME = 1 - 1e-9
+"""|cosine| above which two candidates are the same column."""
+ENOUGH = CLEARLY_EXPLAINED
+"""A part of the target from which confirmed groups are the answer, whatever the rest is."""
+
+Verdict = Literal["answer", "aligned", "nothing", "ranked", "no signal"]
+
+
+@runtime_checkable
+class HasTarget(Protocol):
+    """What watches a training loop, and has a target of its last epochs."""
+
+    def target(self) -> Target:
+        """What is to be explained."""
+        ...
+
+
+@dataclass(frozen=True)
+class ScreenRow:
+    """One candidate of a screen."""
+
+    name: str
+    group: int
+    """The number of its group, from 1."""
+    alone: float
+    """What it explains by itself."""
+    added: float
+    """What it adds to the chosen candidates of the other groups."""
+    held_out: float
+    """What it explains, beside those, of clusters that it was not fitted to."""
+    p: float
+    """Probability of what its group adds to all others, if that were chance; after Holm."""
+    strength: float
+    """Beside the chosen candidates of the other groups."""
+    interval: tuple[float, float] | None
+    """Of 95 %, by the error bars that `basis` names; None where clusters do not determine it."""
+    chosen: bool
+    """Whether it is in `Screen.fit`."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """Candidates whose columns are alike, those that explain most of held-out clusters first."""
+
+    members: tuple[str, ...]
+    p: float
+    """Probability of what the group adds to all others, if that were chance; after Holm."""
+    confirmed: bool
+    named: tuple[str, ...]
+    """The chosen members that beat every other one by a test; where it is empty, the member is
+    undecided."""
+
+
+@dataclass(frozen=True)
+class Screen:
+    """What a screen found; print it."""
+
+    verdict: Verdict
+    """"answer": confirmed groups explain the target. "aligned": they explain a part of it, as
+    unfinished training does, and are not the answer. "nothing": no group explains more than chance.
+    "ranked": too few clusters for a test. "no signal": the target is rounding or noise."""
+    groups: tuple[Group, ...]
+    """Confirmed ones first."""
+    table: tuple[ScreenRow, ...]
+    """One row per candidate, in the order of the groups."""
+    fit: Fit | None = field(repr=False)
+    """The chosen candidates together; None where none is chosen."""
+    clusters: tuple[ClusterKind, int]
+    """What the tests are over, and how many."""
+    reason: str
+    """The verdict in a sentence."""
+    same: Mapping[str, tuple[str, ...]]
+    """By candidate, others whose columns are the same here."""
+    left_out: Mapping[str, str] = field(repr=False)
+    """By family, why it was no candidate."""
+
+    def summary(self) -> str:
+        """The verdict, the groups and the table, ready to print."""
+        return write_screen(self)
+
+    def plot(self) -> "Figure":
+        """What every candidate explains alone and adds, by group, as a matplotlib Figure."""
+        from tacit.identifiability.screen_plot import draw_screen
+
+        return draw_screen(self)
+
+    def __str__(self) -> str:
+        return self.summary()
+
+
+def screen(
+    source: Objective | Target | Equations | HasTarget,
+    *,
+    start: Mapping[str, Tensor] | None = None,
+    optimizer: Optimizer | None = None,
+    known: Mapping[Regularizer, float] | None = None,
+    cost: Cost = "pass",
+) -> Screen:
+    """What regularization is in a model? All families of the catalogue, tested without being named.
+
+    Candidates whose columns have |cosine| > 0.7 form a group. A group is tested by what it adds to
+    all others, with signs of its scores flipped by cluster (`sign_flips`), and confirmed where the
+    p-value is at most 5 % after Holm. Its members are ranked by what they explain in clusters that
+    they were not fitted to; the first is named if it beats each other member by the same test.
+    Clusters are epochs or endpoints where the target has several, else layers.
+
+    Trap: a confirmed group is no accident, but need not be what was applied: −∇L of unfinished
+    training is aligned with ridge too. Where the confirmed groups leave something unexplained that
+    is not noise, the verdict is "aligned", not "answer".
+
+    Trap: G clusters give no p-value below 2^(1−G). With fewer than about nine, candidates are only
+    ranked.
+
+    Args:
+        source: an objective (its endpoint is screened), a target of any kind, what watches a
+            training loop and has a target of it, or equations, whose own candidates are screened.
+        start: the parameters that training started from; the distance to them is a candidate.
+        optimizer: the one that trained the model; what its weight decay applied is a candidate.
+        known: penalties that training did apply, with their strengths; subtracted from the target.
+        cost: "weights" for families that need only the weights, "pass" for those that take a pass
+            over the data each too, "second-order" for all.
+
+    >>> import tacit
+    >>> torch.manual_seed(0)  # doctest: +ELLIPSIS
+    <torch...>
+    >>> X = torch.randn(60, 3).double()
+    >>> model = torch.nn.Linear(3, 1).double()
+    >>> objective = tacit.Objective(model, torch.nn.functional.mse_loss, (X, X.sum(1, True)))
+    >>> screen(objective).verdict  # one layer cannot be tested
+    'ranked'
+    """
+    if isinstance(source, Equations):
+        _check_no_options(start=start, optimizer=optimizer, known=known)
+        return _screen_equations(
+            source, [(name, "") for name in source.names], source.select_columns
+        )
+    target = _target_of(source)
+    proposals = propose(target, start=start, optimizer=optimizer, cost=cost)
+    regularizers = [candidate.regularizer for candidate in proposals.candidates]
+    kinds = [(candidate.family, candidate.scope) for candidate in proposals.candidates]
+
+    def write(columns: Sequence[int]) -> Equations:
+        return target.equations([regularizers[c] for c in columns], known=known)
+
+    screened = _screen_equations(write(range(len(regularizers))), kinds, write)
+    return replace(screened, left_out=proposals.left_out)
+
+
+def _target_of(source: Any) -> Target:
+    if isinstance(source, Objective):
+        return endpoint_target(source)
+    if isinstance(source, Target):
+        return source
+    if isinstance(source, HasTarget):
+        return source.target()
+    raise InputError(
+        f"screen was given a {type(source).__name__}: pass an Objective, a Target (as of "
+        "endpoint_target, difference_target or average_epochs), Equations, or a watch."
+    )
+
+
+def _check_no_options(**options: Any) -> None:
+    if names := [name for name, value in options.items() if value is not None]:
+        raise InputError(
+            f"screen was given equations and {', '.join(names)}: equations have their candidates "
+            "already. Pass the target that they were written from, or leave these out."
+        )
+
+
+def _screen_equations(
+    equations: Equations,
+    kinds: Sequence[tuple[str, str]],
+    write: Callable[[Sequence[int]], Equations],
+) -> Screen:
+    """The screen of these columns.
+
+    Args:
+        equations: with all candidates.
+        kinds: the family and the scope of each.
+        write: write(columns) returns the equations of some candidates.
+    """
+    distinct, same = _distinct(equations)
+    tests = GroupTests(equations.select_columns(distinct), [kinds[c] for c in distinct])
+    problems = fit(equations).problems
+    no_signal = next((p for p in problems if p.kind == ProblemKind.NO_SIGNAL), None)
+    chosen = [] if no_signal else tests.chosen
+    chosen_fit = fit(write([distinct[c] for c in chosen])) if chosen else None
+    if no_signal is not None:
+        verdict, reason = "no signal", no_signal.message
+    else:
+        verdict, reason = _judge_none(tests) if chosen_fit is None else _judge(chosen_fit)
+    groups, table = _groups_and_rows(tests, chosen)
+    clusters = tests.cluster_kind, len(tests.factors)
+    return Screen(verdict, groups, table, chosen_fit, clusters, reason, same, {})
+
+
+def _distinct(equations: Equations) -> tuple[list[int], dict[str, tuple[str, ...]]]:
+    """The columns without those that are zero or the same as an earlier one; which are the same."""
+    system = System(equations.factor()[:, : len(equations.names)])
+    first_of: dict[int, list[str]] = {}
+    for column, name in enumerate(equations.names):
+        if not system.norms[column]:
+            continue
+        twins = [c for c in first_of if abs(float(system.cosines[c, column])) >= SAME]
+        if twins:
+            first_of[twins[0]].append(name)
+        else:
+            first_of[column] = []
+    same = {equations.names[c]: tuple(others) for c, others in first_of.items() if others}
+    return list(first_of), same
+
+
+def _judge(chosen: Fit) -> tuple[Verdict, str]:
+    """Whether the confirmed candidates are the answer, in a sentence."""
+    listed, explained = " and ".join(chosen.strengths), f"{max(chosen.explained, 0.0):.1%}"
+    rest = next((p for p in chosen.problems if p.kind == ProblemKind.UNEXPLAINED), None)
+    if rest is None or chosen.explained >= ENOUGH:
+        return "answer", f"{listed}: confirmed, with {explained} of the target explained."
+    return "aligned", (
+        f"aligned, not the answer: {explained} of the target is explained by {listed}, which is no "
+        f"accident. {rest.remedy}"
+    )
+
+
+def _judge_none(tests: GroupTests) -> tuple[Verdict, str]:
+    """The verdict where no candidate is chosen."""
+    clusters, groups, kind = len(tests.factors), len(tests.groups), tests.cluster_kind
+    if groups * least_p(clusters) > LEVEL:
+        return "ranked", (
+            f"{clusters} {kind if clusters > 1 else kind[:-1]} give no p-value below "
+            f"{least_p(clusters):.2g}, and {groups} groups need {LEVEL / groups:.2g}: candidates "
+            "are ranked, and none is confirmed. Stack endpoints, or record more epochs."
+        )
+    best = max(range(len(tests.names)), key=lambda c: tests.explained([c]))
+    return "nothing", (
+        f"none of the candidates explains more than chance; most is aligned with "
+        f"{tests.names[best]} ({tests.explained([best]):.1%}). What is to be explained is no "
+        "rounding: either a penalty that is not in the catalogue acts here, or training had not "
+        "finished."
+    )
+
+
+def _groups_and_rows(
+    tests: GroupTests, chosen: Sequence[int]
+) -> tuple[tuple[Group, ...], tuple[ScreenRow, ...]]:
+    """Groups with chosen members first, then by what their best member explains alone."""
+
+    def order(group: Sequence[int]) -> tuple[bool, float]:
+        return not set(group) & set(chosen), -max(tests.explained([c]) for c in group)
+
+    groups, table = [], []
+    for number, group in enumerate(sorted(tests.groups, key=order), 1):
+        others = tests.beside(group, [c for c in chosen if c not in group])
+        scores = dict(zip(group, tests.held_out([[c, *others] for c in group]), strict=True))
+        ordered = sorted(group, key=lambda c: (c not in chosen, -round(scores[c], 12)))
+        first = [c for c in ordered if c in chosen]
+        names = tuple(tests.names[c] for c in ordered)
+        named = tuple(tests.names[c] for c in first if tests.beats_rivals(c, group))
+        p = tests.p_values[tests.groups.index(group)]
+        groups.append(Group(names, p, confirmed=bool(first), named=named))
+        for c in ordered:
+            beside = [o for o in chosen if o != c] if c in first else others
+            row = ScreenRow(
+                tests.names[c], number, tests.explained([c]), tests.added(c, beside), scores[c], p,
+                *_strength(tests.equations.select_columns([c, *beside])), c in first,
+            )  # fmt: skip
+            table.append(row)
+    return tuple(groups), tuple(table)
+
+
+def _strength(equations: Equations) -> tuple[float, tuple[float, float] | None]:
+    """The first strength, with its interval."""
+    factor, count = equations.factor(), len(equations.names)
+    target = factor[:, count:].mean(1, keepdim=True)
+    strengths = System(factor[:, :count]).solve(target)[:, 0]
+    bars = next(iter(error_bars_from(equations, strengths).values()), None)
+    by_name, name = dict(zip(equations.names, strengths.tolist(), strict=True)), equations.names[0]
+    return by_name[name], None if bars is None else bars.intervals(by_name)[name]

@@ -1,0 +1,23 @@
+"""Sizes of the screening figure."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Config:
+    """Sizes and settings."""
+
+    first: int = 80_000
+    """Seed of the first network; smaller seeds were used while the screen was made."""
+    seeds: int = 20
+    """Networks without a penalty, of each kind."""
+    repeats: int = 3
+    """Networks of each kind with a penalty, on successive seeds."""
+    proximal_steps: int = 40_000
+    """Steps of proximal descent, at most."""
+    simulations: int = 2000
+    """Simulated equations with correlated candidates."""
+
+
+PAPER = Config()
+QUICK = Config(seeds=4, repeats=1, proximal_steps=15_000, simulations=100)
