@@ -39,6 +39,7 @@ EXPERIMENTS = (
     "trust",
     "laws",
     "discovery",
+    "screening",
     "scaling",
 )
 """Names of the experiments: the paper's figures in its order, then new ones; dropout by moments

@@ -14,7 +14,7 @@ from tacit.errors import InputError, check_choice
 from tacit.objective.objective import Objective
 from tacit.objective.params import Params, Scope, matrices
 from tacit.regularizers.activations import activation_norm
-from tacit.regularizers.data_dependent import mean_of
+from tacit.regularizers.data_dependent import mean_penalty
 from tacit.regularizers.dropout.moments import dropout_moments
 from tacit.regularizers.dropout.penalty import explicit_dropout
 from tacit.regularizers.elementwise import distance_to, hypentropy, l1, l2, power, smooth_l1
@@ -173,8 +173,13 @@ def _of_optimizer(optimizer: Optimizer, model: nn.Module) -> Makers:
 def _of_data(objective: Objective, cost: Cost) -> Makers:
     """Families that depend on the data, within the cost."""
     makers: Makers = {
-        ("label_smoothing", ""): lambda: mean_of(
-            smoothing_penalty(objective), name="label_smoothing"
+        ("label_smoothing", ""): lambda: mean_penalty(
+            smoothing_penalty(objective),
+            objective,
+            scope=None,
+            name="label_smoothing",
+            cost="pass",
+            compare=False,
         ),
         ("activation_norm", ""): lambda: activation_norm(objective),
     }

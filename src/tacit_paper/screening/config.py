@@ -17,7 +17,9 @@ class Config:
     """Steps of proximal descent, at most."""
     simulations: int = 2000
     """Simulated equations with correlated candidates."""
+    examples: int = 50_000
+    """Of the network on which the cost is measured."""
 
 
 PAPER = Config()
-QUICK = Config(seeds=4, repeats=1, proximal_steps=15_000, simulations=100)
+QUICK = Config(seeds=2, repeats=1, proximal_steps=6_000, simulations=50, examples=20_000)
