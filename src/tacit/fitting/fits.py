@@ -17,6 +17,7 @@ from tacit.fitting.error_bars import KINDS, ErrorBars, error_bars_from
 from tacit.fitting.evidence import MIN_EXPLAINED, gather_evidence
 from tacit.fitting.findings import findings
 from tacit.fitting.halving import check_halved, halved_equations, step_errors
+from tacit.fitting.metrics import metrics_of
 from tacit.fitting.problems import diagnose
 from tacit.fitting.semidefinite import cones_of, solver
 from tacit.fitting.shares import net_shares, products_of_points, unique_shares
@@ -202,6 +203,24 @@ class Fit:
     def summary(self) -> str:
         """A regression table with its problems, ready to print."""
         return write_summary(self)
+
+    def to_metrics(self, prefix: str = "tacit/") -> dict[str, float]:
+        """Finite plain floats for a logger along training, as in `wandb.log(fit.to_metrics())`.
+
+        `explained`, `problems` (their number), and for every regularizer `strength/…`,
+        `standard_error/…`, and `low/…` and `high/…`, the ends of its 95 % interval. Names have only
+        letters, digits, underscores and slashes: `l2[0.weight]` is `strength/l2_0_weight`, and of
+        names that become equal the second gets `_2`, in the order of `strengths`.
+
+        The interval is the one kind that is widest for this strength (`layers` left out), so that
+        no movement of a curve within it is taken for a change: fits along one run can differ by the
+        noise of training and by the choice of examples. Numbers that are not finite are left out,
+        and so are intervals of strengths that are not determined.
+
+        Args:
+            prefix: before every name; parts that end in one slash.
+        """
+        return metrics_of(self, prefix)
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain values, ready for JSON; infinite numbers become None."""
