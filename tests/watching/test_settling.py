@@ -13,6 +13,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import tacit
 from tacit.regularizers import optimizer_penalties
+from tacit_paper.elastic_net.config import Config
+from tacit_paper.elastic_net.training import Member, Sweep, draw_data_set
 
 DATA = random_data(0, count=64)
 DECAY = 0.1
@@ -319,3 +321,49 @@ def test_wrong_calls_are_refused():
     model.weight_of_last_call = model[0].weight * 2  # a part of a graph cannot be copied
     with pytest.raises(tacit.InputError, match="cannot be copied"):
         tacit.settle(objective, ridge, optimizer, train_epoch)
+
+
+@pytest.mark.slow
+def test_elastic_nets_are_recovered_within_two_percent():
+    """Networks of the figure, in cells where the last weights are far from the strengths."""
+    config = Config()
+    cells = [(0.01, 1.0), (0.1, 0.1), (1.0, 0.1), (1.0, 1.0)]
+    members = [Member(*cell, seed) for cell in cells for seed in (21, 22)]
+    sweep = Sweep(config, members, "cpu")
+    run = sweep.train()
+    last_errors, errors = [], []
+    for index, (member, last) in enumerate(zip(members, sweep.fits(run)[0], strict=True)):
+        model = run.last.module(index).float()
+        optimizer = torch.optim.SGD(model.parameters(), lr=config.rate)
+        data = draw_data_set(config, member.seed)
+        epoch = penalised_epoch(member, data, config)
+        torch.manual_seed(member.seed)
+        objective = tacit.Objective(model, F.mse_loss, data)
+        fit = tacit.settle(objective, sweep.regularizers, optimizer, epoch)
+        assert not fit.problems
+        last_errors.append(relative_errors(last, member))
+        errors.append(relative_errors(fit, member))
+    assert max(map(max, errors)) < 0.02
+    assert min(map(max, last_errors)) > 0.02
+    assert max(map(max, last_errors)) > 0.17
+
+
+def relative_errors(fit, member):
+    truth = (member.l1, member.l2)
+    return [abs(s / t - 1) for s, t in zip(fit.strengths.values(), truth, strict=True)]
+
+
+def penalised_epoch(member, data, config):
+    inputs, targets = data
+
+    def epoch(model, optimizer):
+        for rows in torch.randperm(len(inputs)).split(config.batch_size):
+            optimizer.zero_grad()
+            loss = F.mse_loss(model(inputs[rows]), targets[rows])
+            for p in model.parameters():
+                smooth = F.smooth_l1_loss(p, torch.zeros_like(p), beta=config.beta, reduction="sum")
+                loss = loss + member.l1 * smooth + member.l2 * p.square().sum()
+            loss.backward()
+            optimizer.step()
+
+    return epoch
