@@ -126,7 +126,7 @@ def test_the_summary_says_what_chance_explains():
     text = str(apart)
     assert apart.beyond_chance()["training"] == ("r0",)
     assert text.startswith("r0: more than the noise of training alone explains. r1:")
-    assert "4 endpoints and 4 endpoints" in text
+    assert "from 4 endpoints (each fit)." in text
     assert "95 % intervals of the differences: r0 [" in text
     assert text.endswith("No problems found.")
     assert max(map(len, text.splitlines())) <= 88

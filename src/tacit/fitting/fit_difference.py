@@ -178,9 +178,10 @@ def _combine(bars: ErrorBars, other: ErrorBars, shared: list[str]) -> ErrorBars:
         freedoms.append(torch.tensor(every, dtype=torch.float64)[places])
     variances: Tensor = torch.stack([covariance.diagonal() for covariance in covariances])
     combined = tuple(welch_freedoms(variances, torch.stack(freedoms)).tolist())
+    basis = f"{bars.basis} (first) and {other.basis} (other)"
     return replace(
         bars,
-        basis=f"{bars.basis} and {other.basis}",
+        basis=f"{bars.basis} (each fit)" if bars.basis == other.basis else basis,
         names=tuple(shared),
         covariance=covariances[0] + covariances[1],
         freedom=min(combined),

@@ -3,13 +3,15 @@
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from tacit.equations.candidates import check_candidates
-from tacit.equations.epochs import average_epochs
+from tacit.equations.epochs import EpochAverages, average_epochs
 from tacit.errors import InputError, check_number, check_type, check_whole
 from tacit.fitting.fits import Fit, fit
 from tacit.objective.borrowing import forked_randomness, restored
@@ -21,7 +23,10 @@ from tacit.regularizers.weight_decay import unwrap_optimizer
 SLOWER = 0.1
 """The learning rate of the copy, as a part of the one that the optimizer has now."""
 BURN_IN = 1
-"""Epochs before the recorded ones."""
+"""Epochs before the first recorded one."""
+FASTER, FASTER_EPOCHS = 2.0, 2
+"""How much faster, and for how many epochs, the copy is trained before, to see what the finite step
+size changes."""
 
 TrainEpoch = Callable[[nn.Module, Optimizer], object]
 
@@ -45,7 +50,9 @@ def settle(
 
         Σ λ_k ∇R_k = −∇L(θ̄) − Δθ/time,
 
-    in which the drift Δθ/time accounts for what has not come to rest yet. The model, the optimizer
+    in which the drift Δθ/time accounts for what has not come to rest yet. Finite steps add an error
+    in proportion to the rate r, which is alike in all epochs: two epochs at 2r come first, and
+    |λ̂(2r) − λ̂(r)| estimates it. It is a part of the error bars "training". The model, the optimizer
     with its state, and the states of random generators (torch's, NumPy's, Python's, and those that
     `train_epoch` encloses, such as a loader's) are unchanged afterwards.
 
@@ -54,10 +61,8 @@ def settle(
 
     Traps: `train_epoch` must use the model and optimizer that it is called with, apply the same
     penalties as training did, and leave schedules out; it calls `model.train()` if training did.
-    What it keeps itself (a GradScaler, counters) goes on counting. An error in proportion to the
-    rate remains, of the size of what finite steps add to the loss; error bars do not contain it,
-    and a smaller rate reduces it. Layers that the run left far from a minimum stay far: a fit that
-    explains little, or drifts, says so in its Problems.
+    What it keeps itself (a GradScaler, counters) goes on counting. Weights that are far from any
+    minimum stay far at a small rate: a fit that explains little says so in its Problems.
 
     Args:
         objective: the loss over the training data, without any penalty, of the trained model.
@@ -65,7 +70,8 @@ def settle(
         optimizer: the one that trained the model: torch's SGD, Adam or AdamW. Of a wrapper, the
             copy is of the optimizer inside.
         train_epoch: train_epoch(model, optimizer) runs one epoch over the whole training data.
-        epochs: how many epochs to record, after one that is not. Two or more give error bars.
+        epochs: how many epochs to record, after one that is not and two at twice the rate. With
+            only one there are no error bars, and no epochs at twice the rate.
         rate: the largest learning rate of any parameter group; the others keep their proportions.
             By default a tenth of what it is now.
         known: penalties that training did apply, with their strengths.
@@ -82,15 +88,44 @@ def settle(
         _untouched(objective.model, optimizer) as check,
     ):
         model, slow = _copy(objective.model, optimizer)
-        _set_rates(slow, rate)
+        rate = _set_rates(slow, rate)
         averaged = [r for r in (*candidates.estimated, *candidates.known) if r.entrywise]
-        averages = average_epochs(model, slow, averaged=averaged, epochs=epochs)
-        for _ in range(BURN_IN + epochs):
-            updates = _train_one(train_epoch, model, slow)
-            check(updates)
-            averages.end_epoch()
-        averages.close()
-    return fit(averages.equations(objective, regularizers, known=known))
+
+        def train(count: int, burn_in: int) -> EpochAverages:
+            averages = average_epochs(model, slow, averaged=averaged, epochs=count)
+            for _ in range(burn_in + count):
+                check(_train_one(train_epoch, model, slow))
+                averages.end_epoch()
+            averages.close()
+            return averages
+
+        fast = None
+        if epochs > 1:
+            _set_rates(slow, FASTER * rate)
+            fast = train(FASTER_EPOCHS, BURN_IN)
+            _set_rates(slow, rate)
+        averages = train(epochs, 0 if fast else BURN_IN)
+    settled = fit(averages.equations(objective, regularizers, known=known))
+    if fast is None:
+        return settled
+    return _with_step_errors(settled, fit(fast.equations(objective, regularizers, known=known)))
+
+
+def _with_step_errors(settled: Fit, at_faster: Fit) -> Fit:
+    """The fit with error bars that contain what the finite step size changes."""
+    bars = settled.error_bars.get("training")
+    if bars is None:
+        return settled
+    changes = [s - at_faster.strengths[name] for name, s in settled.strengths.items()]
+    errors = torch.tensor(changes, dtype=torch.float64) / (FASTER - 1)
+    return settled.with_error_bars(
+        replace(
+            bars,
+            covariance=bars.covariance + errors.square().diag(),
+            basis=f"{bars.basis} and their step size",
+            measured="",
+        )
+    )
 
 
 def _train_one(train_epoch: TrainEpoch, model: nn.Module, optimizer: Optimizer) -> int:
@@ -125,8 +160,8 @@ def _copy(model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]
     return copied, optimizer
 
 
-def _set_rates(optimizer: Optimizer, rate: float | None) -> None:
-    """Set the largest rate; those of other groups keep their proportion to it."""
+def _set_rates(optimizer: Optimizer, rate: float | None) -> float:
+    """Set and return the largest rate; those of other groups keep their proportion to it."""
     groups = optimizer.param_groups
     rates = [float(group["lr"]) for group in groups]
     largest = max(rates)
@@ -147,6 +182,7 @@ def _set_rates(optimizer: Optimizer, rate: float | None) -> None:
             group["lr"].fill_(value)
         else:
             group["lr"] = value
+    return float(rate)
 
 
 @contextmanager
