@@ -268,6 +268,12 @@ def test_known_penalties_are_left_to_the_others():
     assert abs(fit.strengths["more"]) < 0.02 * DECAY / 2
 
 
+def test_training_may_be_unfinished():
+    model, optimizer = trained(epochs=2)
+    fit = tacit.settle(objective_of(model), tacit.l2(), optimizer, train_epoch)
+    assert fit.strengths["l2"] == pytest.approx(DECAY / 2, rel=0.02)
+
+
 def test_what_is_not_penalised_is_not_called_explained():
     model, optimizer = trained(weight_decay=0.0, epochs=3)
     fit = tacit.settle(objective_of(model), tacit.l2(), optimizer, train_epoch)

@@ -50,19 +50,21 @@ def settle(
 
         Σ λ_k ∇R_k = −∇L(θ̄) − Δθ/time,
 
-    in which the drift Δθ/time accounts for what has not come to rest yet. Finite steps add an error
-    in proportion to the rate r, which is alike in all epochs: two epochs at 2r come first, and
-    |λ̂(2r) − λ̂(r)| estimates it. It is a part of the error bars "training". The model, the optimizer
-    with its state, and the states of random generators (torch's, NumPy's, Python's, and those that
-    `train_epoch` encloses, such as a loader's) are unchanged afterwards.
+    in which the drift Δθ/time accounts for what has not come to rest: training may be unfinished,
+    and if no penalty acts, the fit explains little and says so. Finite steps add an error in
+    proportion to the rate r, which is alike in all epochs: two epochs at 2r come first, and the
+    error bars "training" contain |λ̂(2r) − λ̂(r)|, which estimates it.
+
+    The model, the optimizer with its state, and the states of random generators (torch's, NumPy's,
+    Python's, and those that `train_epoch` encloses, such as a loader's) are unchanged afterwards.
 
     Gradients of `smooth_l1`, `l1` and other sums over single weights are averaged over all steps,
     because they change within the noise.
 
     Traps: `train_epoch` must use the model and optimizer that it is called with, apply the same
     penalties as training did, and leave schedules out; it calls `model.train()` if training did.
-    What it keeps itself (a GradScaler, counters) goes on counting. Weights that are far from any
-    minimum stay far at a small rate: a fit that explains little says so in its Problems.
+    What it keeps itself (a GradScaler, counters) goes on counting. Memory: two copies of the model
+    and of the optimizer's state, beside what `average_epochs` takes.
 
     Args:
         objective: the loss over the training data, without any penalty, of the trained model.
@@ -73,7 +75,7 @@ def settle(
         epochs: how many epochs to record, after one that is not and two at twice the rate. With
             only one there are no error bars, and no epochs at twice the rate.
         rate: the largest learning rate of any parameter group; the others keep their proportions.
-            By default a tenth of what it is now.
+            By default a tenth of what it is now. Training must be stable at twice this rate.
         known: penalties that training did apply, with their strengths.
     """
     check_type("objective", objective, Objective, "a tacit.Objective of the trained model")
