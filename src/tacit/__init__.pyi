@@ -12,6 +12,7 @@ from tacit import techniques as techniques
 from tacit import theory as theory
 from tacit import uncertainty as uncertainty
 from tacit import validation as validation
+from tacit import watching as watching
 from tacit.equations import Equations as Equations
 from tacit.equations import Target as Target
 from tacit.equations import Trajectory as Trajectory
@@ -47,6 +48,7 @@ from tacit.regularizers import regularizer as regularizer
 from tacit.regularizers import smooth_l1 as smooth_l1
 from tacit.uncertainty import score_examples as score_examples
 from tacit.validation import validate as validate
+from tacit.watching import settle as settle
 
 __all__: list[str]
 __version__: str

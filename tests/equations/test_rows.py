@@ -16,7 +16,6 @@ from torch.nn import functional as F
 import tacit
 from tacit import InputError, Objective, reference
 from tacit.equations import Equations, candidates, factors, rows
-from tacit.uncertainty import stationary_error_bars
 
 
 @pytest.mark.parametrize("small", [0, 20, 2**16])
@@ -216,8 +215,6 @@ def test_what_is_built_on_a_fit_agrees_that_a_head_is_unused():
     )
     nulls = [tacit.null_distribution(fit, "l2", shuffles=50) for fit in (unused, plain)]
     assert nulls[0] == nulls[1]
-    bars = [stationary_error_bars(fit, rate=0.01, batch_size=8) for fit in (unused, plain)]
-    assert bars[0].covariance == pytest.approx(bars[1].covariance)
     validations = [
         tacit.validate(fit, start=params_of(network))
         for fit, network in ((unused, model), (plain, body))

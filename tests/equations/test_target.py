@@ -27,7 +27,6 @@ from torch.nn import functional as F
 
 import tacit
 from tacit import InputError, Objective
-from tacit.uncertainty import stationary_error_bars
 
 
 def linear_model(theta):
@@ -399,7 +398,6 @@ CALLS = {
     "score_examples": lambda fit: tacit.score_examples(fit),
     "null_distribution": lambda fit: tacit.null_distribution(fit, "l2", shuffles=9),
     "validate": lambda fit: tacit.validate(fit),
-    "stationary_error_bars": lambda fit: stationary_error_bars(fit, rate=0.01, batch_size=8),
 }
 """What needs the objective of a fit."""
 

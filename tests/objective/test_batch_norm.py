@@ -299,8 +299,6 @@ def test_scores_are_per_batch():
     )
     with pytest.raises(InputError, match="the unit here is a batch, and there are 6"):
         tacit.score_examples(fit_of(batches), population=60)
-    with pytest.raises(InputError, match="not that of single examples"):
-        tacit.uncertainty.stationary_error_bars(fit_of(batches), rate=0.1, batch_size=10)
     without = [fit_of(batches[:i] + batches[i + 1 :]).strengths["l2"] for i in range(6)]
     assert scores.leave_one_out()[:, 0].tolist() == pytest.approx(without, rel=1e-9)
     options = {"batch_norm": "batch", "batch_size": 10, "draws": 2}

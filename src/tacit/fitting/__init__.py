@@ -2,6 +2,7 @@
 
 from tacit.fitting.curves import Curve
 from tacit.fitting.error_bars import ErrorBars
+from tacit.fitting.fit_difference import FitDifference
 from tacit.fitting.fits import Fit, fit
 from tacit.fitting.learned import RegularizerFit, fit_regularizer
 from tacit.fitting.shapes import ShapeFit, fit_shapes
@@ -11,6 +12,7 @@ __all__ = [
     "Curve",
     "ErrorBars",
     "Fit",
+    "FitDifference",
     "RegularizerFit",
     "ShapeFit",
     "fit",

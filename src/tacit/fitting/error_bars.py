@@ -480,9 +480,17 @@ def _long_run_variance(influences: Tensor, memory: float = 0.0) -> tuple[Tensor,
 
 def _sum_of_variances(parts: list[tuple[Tensor, int]]) -> tuple[Tensor, Tensor]:
     """The sum of independent covariances, and its degrees of freedom after Welch."""
-    covariance = torch.stack([part for part, _ in parts]).sum(0)
-    spread = torch.stack([part.diagonal().square() / cosines for part, cosines in parts]).sum(0)
-    most = float(sum(cosines for _, cosines in parts))
-    # 0/0 where a variance is exactly zero.
-    freedoms = covariance.diagonal().square() / spread
-    return covariance, torch.nan_to_num(freedoms, nan=most).clamp(1.0, most)
+    variances = torch.stack([part.diagonal() for part, _ in parts])
+    cosines = torch.tensor([[float(count)] for _, count in parts], dtype=torch.float64)
+    return torch.stack([part for part, _ in parts]).sum(0), welch_freedoms(variances, cosines)
+
+
+def welch_freedoms(variances: Tensor, freedoms: Tensor) -> Tensor:
+    """Degrees of freedom of sums of independent variances, one row per part, after Welch.
+
+    (Σ v)² / Σ v²/f, at least 1 and at most Σ f.
+    """
+    most = freedoms.sum(0)
+    sums = variances.sum(0).square() / (variances.square() / freedoms).sum(0)
+    # 0/0 where all variances are exactly zero.
+    return torch.where(sums.isnan(), most, sums).clamp(min=1.0).minimum(most)

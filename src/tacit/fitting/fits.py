@@ -16,7 +16,9 @@ from tacit.fitting.curves import Curve, curve_of
 from tacit.fitting.error_bars import KINDS, ErrorBars, error_bars_from
 from tacit.fitting.evidence import MIN_EXPLAINED, gather_evidence
 from tacit.fitting.findings import findings
+from tacit.fitting.fit_difference import FitDifference, difference_of
 from tacit.fitting.halving import check_halved, halved_equations, step_errors
+from tacit.fitting.metrics import metrics_of
 from tacit.fitting.problems import diagnose
 from tacit.fitting.semidefinite import cones_of, solver
 from tacit.fitting.shares import net_shares, products_of_points, unique_shares
@@ -202,6 +204,45 @@ class Fit:
     def summary(self) -> str:
         """A regression table with its problems, ready to print."""
         return write_summary(self)
+
+    def difference(self, other: "Fit") -> FitDifference:
+        """This fit's strengths minus another's, with error bars, and whether chance explains them.
+
+        For two recipes (or models, or seeds), each with a fit of its own. For every kind of error
+        bars that both have, `layers` apart, variances add up:
+
+            SE² = SE₁² + SE₂²,   t = (λ̂₁ − λ̂₂)/SE,
+
+        with the degrees of freedom of Welch and Satterthwaite, (v₁ + v₂)²/(v₁²/f₁ + v₂²/f₂). What
+        is not compared, and problems of the fits that hide a strength, are in its `problems`.
+
+        Trap: variances add up only for independent fits. Runs from the same initial weights, with
+        the same batches, or on the same examples (kind "sampling") are correlated, as a rule
+        positively: differences then look more like chance than they are. Fits of the same weights
+        and data are refused.
+
+        Trap: "training" from the epochs of one run does not contain what differs between runs.
+        To compare recipes rather than two runs of them, stack fits of several seeds each.
+        """
+        return difference_of(self, other)
+
+    def to_metrics(self, prefix: str = "tacit/") -> dict[str, float]:
+        """Finite plain floats for a logger along training, as in `wandb.log(fit.to_metrics())`.
+
+        `explained`, `problems` (their number), and for every regularizer `strength/…`,
+        `standard_error/…`, and `low/…` and `high/…`, the ends of its 95 % interval. Names have only
+        letters, digits, underscores and slashes: `l2[0.weight]` is `strength/l2_0_weight`, and of
+        names that become equal the second gets `_2`, in the order of `strengths`.
+
+        The interval is the one kind that is widest for this strength (`layers` left out), so that
+        no movement of a curve within it is taken for a change: fits along one run can differ by the
+        noise of training and by the choice of examples. Numbers that are not finite are left out,
+        and so are intervals of strengths that are not determined.
+
+        Args:
+            prefix: before every name; parts that end in one slash.
+        """
+        return metrics_of(self, prefix)
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain values, ready for JSON; infinite numbers become None."""

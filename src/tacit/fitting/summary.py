@@ -5,7 +5,7 @@ import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tacit.errors import ProblemKind
+from tacit.errors import Problem, ProblemKind
 from tacit.fitting.error_bars import KINDS, ErrorBars
 from tacit.fitting.evidence import MIN_EXPLAINED
 from tacit.fitting.halving import scaled_strengths
@@ -86,7 +86,7 @@ def _has_no_signal(fit: "Fit") -> bool:
     return any(problem.kind == ProblemKind.NO_SIGNAL for problem in fit.problems)
 
 
-def _is_doubtful(fit: "Fit") -> bool:
+def is_doubtful(fit: "Fit") -> bool:
     """Whether the strengths describe too little of the target to be interpreted."""
     return fit.explained < MIN_EXPLAINED or _has_no_signal(fit)
 
@@ -151,32 +151,33 @@ def _table(fit: "Fit") -> list[str]:
     kinds = list(_shown_bars(fit))[: max(1, room)]
     head = ["strength", *(f"±{kind}" for kind in kinds), "share", "inflation"]
     sizes = [14, *[11] * len(kinds), 10, 11]
-    lines = [f"{'regularizer':<{width}}" + _align(head, sizes)]
+    lines = [f"{'regularizer':<{width}}" + align(head, sizes)]
     errors_by_kind = [fit.error_bars[kind].standard_errors for kind in kinds]
     for name in names[:MAX_ROWS]:
         strength = f"{fit.strengths[name]:.6g}"
         cells = [
-            f"({strength})" if _is_doubtful(fit) else strength,
+            f"({strength})" if is_doubtful(fit) else strength,
             *(
                 _error(errors[name], kind)
                 for kind, errors in zip(kinds, errors_by_kind, strict=True)
             ),
             f"{fit.shares[name]:.4f}",
-            _number(fit.inflation[name]),
+            write_number(fit.inflation[name]),
         ]
-        lines.append(f"{_fit_name(name, width):<{width}}" + _align(cells, sizes))
+        lines.append(f"{fit_name(name, width):<{width}}" + align(cells, sizes))
     if len(names) > MAX_ROWS:
         lines.append(f"… and {len(names) - MAX_ROWS} more (Fit.strengths has all)")
     return lines
 
 
-def _fit_name(name: str, width: int) -> str:
+def fit_name(name: str, width: int) -> str:
     """A name in that width; layers' names differ at their ends, so the middle is cut."""
     half = (width - 1) // 2
     return name if len(name) <= width else f"{name[: width - 1 - half]}…{name[-half:]}"
 
 
-def _align(cells: Sequence[str], sizes: Sequence[int]) -> str:
+def align(cells: Sequence[str], sizes: Sequence[int]) -> str:
+    """Cells of a table, each at the right of its width."""
     return "".join(f" {text:>{size - 1}}" for text, size in zip(cells, sizes, strict=True))
 
 
@@ -191,7 +192,7 @@ def _shown_bars(fit: "Fit") -> dict[str, ErrorBars]:
 
 def _error(value: float, kind: str) -> str:
     """A standard error; layers say nothing about a strength that only one of them determines."""
-    return "–" if kind == "layers" and math.isinf(value) else _number(value)
+    return "–" if kind == "layers" and math.isinf(value) else write_number(value)
 
 
 def _error_bars(fit: "Fit") -> list[str]:
@@ -273,7 +274,7 @@ def _footer(fit: "Fit") -> list[str]:
     size = math.sqrt(sum(value**2 for value in norms) / len(norms))
     return [
         f"explained {fit.explained:.4f}   cosine {fit.cosine:.4f}   "
-        f"residual ratio {fit.residual_ratio:.2g}   condition {_number(fit.condition)}",
+        f"residual ratio {fit.residual_ratio:.2g}   condition {write_number(fit.condition)}",
         f"‖∇L‖ {fit.gradient_norm:.4g}   ‖θ‖ {size:.4g}   rank {fit.rank} of {len(fit.strengths)}",
     ]
 
@@ -285,14 +286,15 @@ def _notes(fit: "Fit") -> list[str]:
         for text in fit.findings
         for line in textwrap.wrap(f"Finding: {text}", WIDTH, subsequent_indent="  ")
     ]
-    return [*_problems(fit), *findings]
+    return [*write_problems(fit.problems), *findings]
 
 
-def _problems(fit: "Fit") -> list[str]:
-    if not fit.problems:
+def write_problems(problems: Sequence[Problem]) -> list[str]:
+    """The problems by number, those of one kind together."""
+    if not problems:
         return ["No problems found."]
     lines, similar = [], {}
-    for problem in fit.problems:
+    for problem in problems:
         similar.setdefault((problem.kind, problem.remedy), []).append(problem)
     for number, ((kind, remedy), problems) in enumerate(similar.items(), 1):
         messages = " ".join(problem.message for problem in problems[:MAX_SIMILAR])
@@ -304,7 +306,8 @@ def _problems(fit: "Fit") -> list[str]:
     return lines
 
 
-def _number(value: float) -> str:
+def write_number(value: float) -> str:
+    """Three digits, ∞, or a dash where there is no number."""
     if math.isnan(value):
         return "–"
     return f"{value:.3g}" if math.isfinite(value) else "∞"
