@@ -106,3 +106,12 @@ def test_smoothing_twice_is_refused():
         techniques.label_smoothing(once, 0.1)
     fit = tacit.fit(tacit.difference_equations(once, objective, tacit.l2()))
     assert tacit.score_examples(fit).values.shape == (24, 1)
+
+
+def test_an_exact_fit_of_one_output_is_no_cross_entropy():
+    """Of one class the cross-entropy is zero, and so is the squared error of an exact fit."""
+    model = nn.Linear(3, 1, bias=False).double()
+    X = torch.eye(3).double()
+    objective = tacit.Objective(model, F.mse_loss, (X, X @ model.weight.detach().T))
+    with pytest.raises(tacit.InputError, match="another value"):
+        techniques.label_smoothing(objective, 0.1)

@@ -116,15 +116,24 @@ class GroupTests:
         pairs = list(combinations(group, 2))
         scores = self.held_out([[c, *others] for c in group] + [[*pair, *others] for pair in pairs])
         singles, doubles = scores[: len(group)], scores[len(group) :]
-        one = max(range(len(group)), key=lambda i: round(singles[i], 12))
+        one = max(range(len(group)), key=lambda i: round(singles[i], 9))
         if pairs:
-            two = max(range(len(pairs)), key=lambda i: round(doubles[i], 12))
+            two = max(
+                range(len(pairs)),
+                key=lambda i: (round(doubles[i], 9), self._are_positive(pairs[i])),
+            )
             a, b = pairs[two]
             halved = 1 - doubles[two] <= (1 - singles[one]) / 2
             p_values = self.p_beside([a], [b, *others]), self.p_beside([b], [a, *others])
             if halved and max(p_values) <= LEVEL:
                 return [a, b]
         return [group[one]]
+
+    def _are_positive(self, columns: Sequence[int]) -> bool:
+        """Whether no strength of these columns alone is negative: of equals, such are preferred."""
+        factor = self.equations.factor()
+        target = factor[:, len(self.names) :].mean(1, keepdim=True)
+        return bool((System(factor[:, list(columns)]).solve(target) >= 0).all())
 
     def p_beside(self, columns: Sequence[int], others: Sequence[int]) -> float:
         """The p-value of what columns add to others, by `flip_test`."""

@@ -1,8 +1,9 @@
 """Candidates for a screen: every family of the catalogue that applies, in sensible scopes."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import NamedTuple, get_args
 
 import torch
@@ -12,7 +13,7 @@ from torch.optim import Optimizer
 from tacit.equations.target import Target
 from tacit.errors import InputError, check_choice
 from tacit.objective.objective import Objective
-from tacit.objective.params import Params, Scope, matrices
+from tacit.objective.params import Params, Scope, largest_entry, matrices, norm
 from tacit.regularizers.activations import activation_norm
 from tacit.regularizers.data_dependent import mean_penalty
 from tacit.regularizers.dropout.moments import dropout_moments
@@ -38,7 +39,8 @@ from tacit.techniques.labels import smoothing_penalty
 SMALLEST_BETA = 0.01
 """Widths of `smooth_l1` are powers of ten, from this part of a typical weight to the largest."""
 MOST_WORK = 2**31
-"""Σ rows·columns·min(rows, columns) of matrices up to which their singular values are computed."""
+"""Σ rows·columns·min(rows, columns) of matrices up to which their singular values are computed:
+of larger ones they take longer than passes over the data."""
 NOT_SCREENED = {
     "spline": "fits any penalty of single weights",
     "spectral_spline": "fits any penalty of singular values",
@@ -59,7 +61,7 @@ class Candidate:
     regularizer: Regularizer
     family: str
     scope: str = ""
-    """"matrices" or "biases"; "" for all parameters that the family covers."""
+    """"matrices", "biases" or an optimizer's weight decay; "" for all parameters."""
 
 
 class Proposals(NamedTuple):
@@ -88,29 +90,32 @@ def propose(
     """
     check_choice("cost", cost, get_args(Cost))
     point, setting = target.points[0], target.setting
-    makers = dict(_of_weights(point.params))
+    makers = _of_weights(point.params)
+    if setting.computed_from is not None and cost != "weights":
+        makers |= _of_data(setting.plain or setting.computed_from, cost)
+    asked_for: Makers = {}
     if start is not None:
-        makers |= _scoped("distance_to", lambda **scope: distance_to(start, **scope))
+        asked_for |= _scoped("distance_to", lambda **scope: distance_to(start, **scope))
     if point.metric:
-        makers |= _scoped(
+        asked_for |= _scoped(
             "metric_ridge",
             lambda scope=None, name="": ridge_in_metric(point.metric, scope, name=name),
         )
     if optimizer is not None:
-        makers |= _of_optimizer(optimizer, setting.objective.model)
-    if setting.computed_from is not None and cost != "weights":
-        makers |= _of_data(setting.plain or setting.computed_from, cost)
-    candidates: list[Candidate] = []
+        asked_for |= _of_optimizer(optimizer, setting.objective.model)
+    candidates = [
+        Candidate(_bound_once(make()), *key) for key, make in asked_for.items()
+    ]  # what the caller passed is not left out where it is wrong
     left_out = dict(NOT_SCREENED)
     for (family, scope), make in makers.items():
         try:
-            regularizer = _bound_once(make())
-            columns = regularizer.bind(point.params)
+            candidate = Candidate(_bound_once(make()), family, scope)
+            candidate.regularizer.bind(point.params)
         except InputError as error:
-            left_out[family] = str(error)
-            continue
-        if columns.active:
-            candidates.append(Candidate(regularizer, family, scope))
+            left_out[_name(family, scope)] = str(error)
+        else:
+            candidates.append(candidate)
+    candidates = [c for c in candidates if c.regularizer.bind(point.params).active]
     candidates, conflicts = _without_conflicts(candidates, point.params)
     return Proposals(tuple(candidates), left_out | conflicts)
 
@@ -123,11 +128,13 @@ def _scoped(family: str, make: Callable[..., Regularizer], *scopes: str) -> Make
     """A family over everything, over matrices, and over the other scopes that are named."""
     by_name: dict[str, Scope] = {"": None, "matrices": matrices, "biases": _biases}
     return {
-        (family, scope): lambda scope=scope: make(
-            scope=by_name[scope], name=f"{family}[{scope}]" if scope else family
-        )
+        (family, scope): lambda scope=scope: make(scope=by_name[scope], name=_name(family, scope))
         for scope in ("", "matrices", *scopes)
     }
+
+
+def _name(family: str, scope: str) -> str:
+    return f"{family}[{scope}]" if scope else family
 
 
 def _biases(name: str, tensor: Tensor) -> bool:
@@ -135,14 +142,14 @@ def _biases(name: str, tensor: Tensor) -> bool:
     return not matrices(name, tensor)
 
 
-def _of_weights(params: Params) -> Iterator[tuple[tuple[str, str], Callable[[], Regularizer]]]:
+def _of_weights(params: Params) -> Makers:
     """Families that need only the weights."""
-    typical, largest = _sizes(params)
-    yield from _scoped("l2", l2, "biases").items()
-    yield from _scoped("l1", l1).items()
+    largest, entries = largest_entry(params) or 1.0, sum(p.numel() for p in params.values())
+    typical = norm(params) / entries**0.5 or 1.0
+    makers = _scoped("l2", l2, "biases") | _scoped("l1", l1)
     for beta in _powers_of_ten(SMALLEST_BETA * typical, largest):
-        family = f"smooth_l1({beta:g})"
-        yield from _scoped(family, lambda b=beta, **scope: smooth_l1(b, **scope)).items()
+        smooth = partial(smooth_l1, beta)
+        makers |= _scoped(f"smooth_l1({beta:g})", smooth)
     others: dict[str, Callable[[], Regularizer]] = {
         "power(0.5)": lambda: power(0.5, name="power(0.5)"),
         "power(1.5)": lambda: power(1.5, name="power(1.5)"),
@@ -152,20 +159,21 @@ def _of_weights(params: Params) -> Iterator[tuple[tuple[str, str], Callable[[], 
         "orthogonality": orthogonality,
         "balance": balance,
     }
+    of_singular_values: dict[str, Callable[[], Regularizer]] = {
+        "nuclear_norm": nuclear_norm,
+        "schatten(0.5)": lambda: schatten(0.5, name="schatten(0.5)"),
+        "spectral_norm": spectral_norm,
+        "stable_rank": stable_rank,
+    }
     if _work(params) <= MOST_WORK:
-        others |= {
-            "nuclear_norm": nuclear_norm,
-            "schatten(0.5)": lambda: schatten(0.5, name="schatten(0.5)"),
-            "spectral_norm": spectral_norm,
-            "stable_rank": stable_rank,
-        }
-    yield from (((family, ""), make) for family, make in others.items())
+        others |= of_singular_values
+    return makers | {(family, ""): make for family, make in others.items()}
 
 
 def _of_optimizer(optimizer: Optimizer, model: nn.Module) -> Makers:
     """What the weight decay of an optimizer applied, one candidate per strength."""
     return {
-        (penalty.name, ""): lambda penalty=penalty: penalty
+        ("metric_ridge" if penalty.in_metric else "l2", penalty.name): lambda r=penalty: r
         for penalty in optimizer_penalties(optimizer, model)
     }
 
@@ -190,13 +198,6 @@ def _of_data(objective: Objective, cost: Cost) -> Makers:
         )  # fmt: skip
         makers |= {(make.__name__, ""): lambda make=make: make(objective) for make in families}
     return makers
-
-
-def _sizes(params: Params) -> tuple[float, float]:
-    """The root mean square of all weights, and the largest magnitude."""
-    entries = torch.cat([p.detach().flatten().double().cpu() for p in params.values()])
-    typical = float(entries.square().mean().sqrt()) or 1.0
-    return typical, float(entries.abs().max()) or 1.0
 
 
 def _powers_of_ten(low: float, high: float) -> list[float]:

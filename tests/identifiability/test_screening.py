@@ -1,0 +1,221 @@
+"""Screens of models whose penalties are known, and of some without one."""
+
+import pytest
+import torch
+from support.models import params_of, random_data, tanh_mlp
+from support.systems import draw, equations_of_parts
+from torch import nn
+from torch.nn import functional as F
+
+import tacit
+from tacit import InputError, Objective
+from tacit.identifiability.group_tests import GroupTests
+from tacit_paper.minimising import minimise
+
+
+class Columns(nn.Module):
+    """A linear map whose inputs are divided among ten layers."""
+
+    def __init__(self, seed=0):
+        super().__init__()
+        torch.manual_seed(seed)
+        self.layers = nn.ModuleList(nn.Linear(2, 3) for _ in range(10)).double()
+
+    def forward(self, x):
+        parts = x.split(2, dim=1)
+        return sum(layer(part) for layer, part in zip(self.layers, parts, strict=True)).tanh()
+
+
+def network(penalty=None, seed=0):
+    """Ten layers at the minimum of loss + penalty(params), with the weights before."""
+    model, (X, y) = Columns(seed), random_data(seed, inputs=20, outputs=3, count=200)
+    y, start = (y + 1).tanh(), params_of(model)  # biases are needed
+    params = dict(model.named_parameters())
+
+    def objective():
+        return F.mse_loss(model(X), y) + (0.0 if penalty is None else penalty(params))
+
+    minimise(objective, params.values(), iterations=2000)
+    return Objective(model, F.mse_loss, (X, y)), start
+
+
+def ridge(strength, *, least=1):
+    return lambda params: (
+        strength * sum(p.square().sum() for p in params.values() if p.ndim >= least)
+    )
+
+
+@pytest.fixture(scope="module")
+def ridge_screen():
+    return tacit.screen(network(ridge(0.01))[0])
+
+
+def test_the_penalty_that_was_applied_is_the_answer(ridge_screen):
+    assert ridge_screen.verdict == "answer"
+    assert ridge_screen.fit.strengths == pytest.approx({"l2": 0.01}, rel=1e-5)
+    assert ridge_screen.fit.equations.origin is not None  # for score_examples and the like
+    first = ridge_screen.groups[0]
+    assert first.members[0] == "l2"
+    assert first.named == ("l2",)
+    assert first.confirmed
+    assert sum(group.confirmed for group in ridge_screen.groups) == 1
+
+
+def test_a_scope_is_told_from_all_parameters():
+    screen = tacit.screen(network(ridge(0.01, least=2))[0])
+    assert screen.fit.strengths == pytest.approx({"l2[matrices]": 0.01}, rel=1e-5)
+    assert screen.groups[0].named == ("l2[matrices]",)
+
+
+def test_a_sum_over_scopes_is_found_in_parts():
+    """Matrices and biases have strengths of their own, which no single candidate has."""
+
+    def penalty(params):
+        return ridge(0.002, least=2)(params) + 0.04 * sum(
+            p.square().sum() for p in params.values() if p.ndim == 1
+        )
+
+    screen = tacit.screen(network(penalty)[0])
+    assert screen.verdict == "answer"
+    assert screen.fit.explained > 0.9999
+    expected = {"l2": 0.002, "l2[biases]": 0.038}  # of equals, the one without negative strengths
+    assert screen.fit.strengths == pytest.approx(expected, rel=1e-4)
+
+
+def test_two_penalties_of_one_group_are_both_found():
+    def penalty(params):
+        lasso = [F.smooth_l1_loss(p, 0 * p, beta=0.1, reduction="sum") for p in params.values()]
+        return ridge(0.01)(params) + 0.01 * sum(lasso)
+
+    screen = tacit.screen(network(penalty)[0])
+    assert screen.fit.strengths == pytest.approx({"l2": 0.01, "smooth_l1(0.1)": 0.01}, rel=1e-4)
+
+
+def test_the_distance_to_the_start_is_found():
+    model = Columns()
+    start = {n: p + 0.5 for n, p in params_of(model).items()}
+
+    def penalty(params):
+        return 0.01 * sum((p - start[n]).square().sum() for n, p in params.items())
+
+    screen = tacit.screen(network(penalty)[0], start=start)
+    assert screen.fit.strengths == pytest.approx({"distance_to": 0.01}, rel=1e-5)
+
+
+def test_known_penalties_are_subtracted():
+    def penalty(params):
+        lasso = [F.smooth_l1_loss(p, 0 * p, beta=0.1, reduction="sum") for p in params.values()]
+        return ridge(0.01)(params) + 0.01 * sum(lasso)
+
+    objective, _ = network(penalty)
+    screen = tacit.screen(objective, known={tacit.l2(): 0.01})
+    assert screen.fit.strengths == pytest.approx({"smooth_l1(0.1)": 0.01}, rel=1e-4)
+
+
+def test_at_a_minimum_of_the_loss_there_is_no_signal():
+    objective, start = network()
+    screen = tacit.screen(objective, start=start)
+    assert screen.verdict in ("no signal", "nothing")
+    assert screen.fit is None
+    assert not any(group.confirmed for group in screen.groups)
+
+
+def test_unfinished_training_is_at_most_aligned():
+    model, (X, y) = Columns(1), random_data(1, inputs=20, outputs=3, count=200)
+    start = params_of(model)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(20):
+        optimizer.zero_grad()
+        F.mse_loss(model(X), y.tanh()).backward()
+        optimizer.step()
+    screen = tacit.screen(Objective(model, F.mse_loss, (X, y.tanh())), start=start)
+    assert screen.verdict in ("aligned", "nothing")
+    assert "training had not finished" in screen.reason
+
+
+def test_few_layers_are_only_ranked():
+    model = tanh_mlp(0, (5, 8, 1))
+    X, y = random_data(0)
+    minimise(
+        lambda: F.mse_loss(model(X), y) + ridge(0.01)(dict(model.named_parameters())),
+        model.parameters(),
+    )
+    screen = tacit.screen(Objective(model, F.mse_loss, (X, y)))
+    assert screen.verdict == "ranked"
+    assert "2 layers" in screen.reason
+    assert screen.fit is None
+    best = max(screen.table, key=lambda row: row.held_out)
+    assert best.name == "l2"
+    assert best.held_out == pytest.approx(1.0, abs=1e-6)
+
+
+def test_rows_of_the_table_agree_with_fits(ridge_screen):
+    objective, _ = network(ridge(0.01))
+    row = next(row for row in ridge_screen.table if row.name == "power(4)")
+    power = tacit.regularizers.power(4.0)
+    alone = tacit.estimate(objective, [power])
+    assert row.alone == pytest.approx(alone.explained, rel=1e-6)
+    assert row.strength == pytest.approx(alone.strengths["power"], rel=1e-6)
+    assert row.interval == pytest.approx(alone.intervals()["layers"]["power"], rel=1e-5)
+    chosen = next(row for row in ridge_screen.table if row.chosen)
+    assert chosen.added == pytest.approx(chosen.alone) == pytest.approx(1.0)
+
+
+def test_the_summary_names_the_verdict_and_the_group(ridge_screen):
+    text = str(ridge_screen)
+    assert text.startswith("l2: confirmed, with 100.0% of the target explained.")
+    assert "over 10 layers" in text
+    assert "l2 *" in text
+    assert max(map(len, text.splitlines())) <= 100
+    assert len(ridge_screen.plot().axes) == 1
+
+
+def test_columns_that_are_alike_are_one_group():
+    design = draw(0, 40, 4)
+    design[:, 1] = design[:, 0] + 0.3 * draw(1, 40)
+    design[:, 3] = design[:, 1] + 0.3 * draw(2, 40)
+    parts = [
+        (str(i), 0, 0, torch.cat([part, draw(i, 10, 1)], 1))
+        for i, part in enumerate(design.split(10))
+    ]
+    tests = GroupTests(equations_of_parts(parts, 4), [(f"r{i}", "") for i in range(4)])
+    assert sorted(map(sorted, tests.groups)) == [[0, 1, 3], [2]]
+
+
+def test_equations_are_screened_with_their_own_candidates():
+    parts = []
+    for i in range(9):
+        design = draw(10 + i, 8, 3)
+        target = design @ torch.tensor([[0.0], [2.0], [0.0]]).double() + 0.01 * draw(i, 8, 1)
+        parts.append((str(i), 0, 0, torch.cat([design, target], 1)))
+    screen = tacit.screen(equations_of_parts(parts, 3))
+    assert screen.fit.strengths == pytest.approx({"r1": 2.0}, rel=0.01)
+    assert screen.verdict == "answer"
+
+
+def test_endpoints_are_the_clusters_where_there_are_several():
+    parts = []
+    for i in range(9):
+        design = draw(10 + i, 8, 3)
+        parts.append(("layer", i, 0, torch.cat([design, design[:, :1]], 1)))
+    screen = tacit.screen(equations_of_parts(parts, 3))
+    assert screen.clusters == ("endpoints", 9)
+    assert screen.groups[0].p == pytest.approx(3 * 2.0**-8)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda o: tacit.screen(3), "screen was given a int"),
+        (lambda o: tacit.screen(o, cost="free"), "cost"),
+        (lambda o: tacit.screen(o, start={"w": torch.zeros(1)}), "no such tensor"),
+        (
+            lambda o: tacit.screen(tacit.endpoint_equations(o, tacit.l2()), start={}),
+            "equations and start",
+        ),
+    ],
+)
+def test_wrong_calls_are_refused(call, message):
+    model = tanh_mlp(0)
+    with pytest.raises(InputError, match=message):
+        call(Objective(model, F.mse_loss, random_data(0)))
