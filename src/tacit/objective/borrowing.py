@@ -102,6 +102,8 @@ class Attributes:
     def __init__(self, model: nn.Module):
         self.parameters, self.buffers = named_parameters(model), named_buffers(model)
         self.devices = {p.device for p in self.parameters.values()}
+        self.graph_checked = False
+        """Whether `check_graph` has seen a loss of the model with these attributes."""
         self.contents: list[tuple[Any, Any]] = []
         """Containers with a copy of what they hold."""
         self._empty: list[Any] = []

@@ -183,14 +183,18 @@ def learn_places(
         leaves: the parameters.
         directions: the directions v_j.
     """
-    smaller = evaluate(FEW, lambda examples: graph_of(examples.outputs, leaves))
+
+    def graph_of_rows(examples: ExampleOutputs, rows: int) -> Graph:
+        if examples.size != rows:
+            raise NoLocalProductError("a row of the batch does not have one loss")
+        return graph_of(examples.outputs, leaves)
+
+    smaller = evaluate(FEW, lambda examples: graph_of_rows(examples, FEW))
 
     def compare(examples: ExampleOutputs) -> LocalDerivatives:
-        if examples.size != MANY:
-            raise NoLocalProductError("a row of the batch does not have one loss")
         if any(leaf._backward_hooks for leaf in leaves.values()):
             raise NoLocalProductError("hooks change the gradients of parameters")
-        graph = graph_of(examples.outputs, leaves)
+        graph = graph_of_rows(examples, MANY)
         places = find_places(smaller, graph)
         edges = [graph.edge(place.output) for place in places]
         ones = torch.eye(examples.size)

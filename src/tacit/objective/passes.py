@@ -214,10 +214,17 @@ class Passes:
             return batch_mean, () if derivative is None else derivative(batch_mean.mean, leaves)
 
         batch_mean, vectors = self.call(leaves, read, draw=draw, index=index)
-        if derivative is not None and index == 0:
+        if derivative is not None and index == 0 and self._is_new_graph():
             check_graph(self.model, batch_mean.mean, leaves)
         batch_mean = BatchMean(batch_mean.mean.detach(), batch_mean.weight, batch_mean.size)
         return batch_mean, vectors
+
+    def _is_new_graph(self) -> bool:
+        """Whether no graph has been checked since the model's attributes were looked at."""
+        if self.attributes is None:
+            return True
+        checked, self.attributes.graph_checked = self.attributes.graph_checked, True
+        return not checked
 
     def batch_mean(self, params: Params, pair: BatchPair, draw: int | None = None) -> BatchMean:
         """The mean loss of one batch."""

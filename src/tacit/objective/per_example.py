@@ -72,11 +72,19 @@ class _FirstOrder:
 
     def of_batch(self, evaluate: Evaluate) -> tuple[Tensor, Tensor | None]:
         """The derivatives of one batch, in one draw, and its weights."""
-        if self.local is None and self.together is not None:
+        if self.local is not None:  # it reads torch's own layer norm from the graph
+            with derivatives.math_attention():
+                return self._along_each(evaluate)
+        if self.together is not None:
             result = self.together.of_batch(evaluate, self.signed_sum)
             if result is not None:
                 return result
             self.together = None
+        with derivatives.twice_differentiable():
+            return self._along_each(evaluate)
+
+    def _along_each(self, evaluate: Evaluate) -> tuple[Tensor, Tensor | None]:
+        """The same, one direction after the other where local products are not known."""
         if self.reverse_error is None or self.local is not None:
             try:
                 values, weights = evaluate(self.leaves, self._by_products_or_reverse_mode)
@@ -187,7 +195,12 @@ class AllDirections:
             return torch.func.jvp(losses, (here,), (direction,))[1]
 
         try:
-            with torch.no_grad(), ClosedForms(forward=True), warnings.catch_warnings():
+            with (
+                derivatives.math_attention(),
+                ClosedForms(forward=True),
+                torch.no_grad(),
+                warnings.catch_warnings(),
+            ):
                 warnings.simplefilter("ignore", DeprecationWarning)
                 columns = torch.func.vmap(along, randomness="same")(self.stacked).mT
             if not self.checked or not signed_sum.are_zero(len(columns)):
@@ -265,18 +278,17 @@ def directional_derivatives(
         second_order = partial(_second_order, leaves=leaves, directions=directions, base=base)
 
     def of_batch(evaluate: Evaluate) -> tuple[Tensor, Tensor | None]:
-        if first_order.local is not None:  # it reads torch's own layer norm from the graph
+        if second_order is None:
             return first_order.of_batch(evaluate)
-        with ClosedForms():
-            if second_order is None:
-                return first_order.of_batch(evaluate)
+        with derivatives.twice_differentiable():
             return evaluate(leaves, second_order)
 
     prepared = passes.prepared(training=passes.training)
-    with prepared as passes, derivatives.math_attention(), torch.enable_grad():
+    with prepared as passes, torch.enable_grad():
         check_rows_are_examples(passes, params, probe)
         if base is None:
-            first_order.local = _local_derivatives(passes, leaves, probe, directions)
+            with derivatives.math_attention():
+                first_order.local = _local_derivatives(passes, leaves, probe, directions)
             first_order.together = _all_directions(passes, leaves, directions)
         readings = [
             _read_examples(passes, draws_here, of_batch, first_order.signed_sum, len(draws))
