@@ -287,3 +287,11 @@ def test_the_stored_rows_have_the_memory_and_the_strengths_that_are_promised():
     promised = [c for c in check(stored) if "GiB above" in c.label or "naive" in c.label]
     assert len(promised) == 6
     assert all(result.holds for result in promised)
+
+
+def test_the_stored_rows_have_the_times_that_are_promised():
+    stored = pd.read_parquet(ROOT / "results/paper/scaling/rows.parquet")
+    promised = [c for c in check(stored) if "plain gradient pass, " in c.label]
+    assert len(promised) == 8
+    assert all(result.holds for result in promised)
+    assert stored.parameters.max() > 7e9

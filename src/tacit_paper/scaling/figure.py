@@ -88,7 +88,7 @@ def _draw_peaks(axes: Any, line: Table, dashes: str, *, labelled: bool) -> None:
     axes.plot(line.parameters, peaks, dashes, **{**ESTIMATE, "color": SUMS[sums]})
     if labelled:
         text = f"{sums} sums: {peaks.iloc[-1]:.0f} GiB"
-        above = 6 if sums == "float64" else -6
+        above = 18 if sums == "float64" else -20
         _label(axes, (line.parameters.iloc[-1], peaks.iloc[-1]), text, SUMS[sums], above=above)
 
 
