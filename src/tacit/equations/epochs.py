@@ -123,11 +123,12 @@ class EpochAverages:
         if was_skipped(optimizer):
             return
         times = flow_times(self._model, optimizer, self._start)
-        for name, (start, force, _carried) in self._momentum.after_step(optimizer):
+        for name, rows, (start, force, _carried) in self._momentum.after_step(optimizer):
             if name in self._start:
-                self._forces[name] += force
-                self._timed_forces[name].add_(force, alpha=times[name])
-                self._products[name] += _row_products(start, force)
+                self._forces[name][rows] += force
+                self._timed_forces[name][rows].add_(force, alpha=times[name])
+                if force.ndim > 1:
+                    self._products[name][rows] += _row_products(start, force)
 
     @torch.no_grad()
     def _add_point(self, optimizer: Optimizer, *_: Any) -> None:

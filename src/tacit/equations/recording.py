@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from types import EllipsisType
 from typing import Any, NamedTuple
 
 import torch
@@ -21,6 +22,12 @@ from tacit.regularizers.weight_decay import (
     step_rule,
     unwrap_optimizer,
 )
+
+
+MOST_ENTRIES = 2**15
+"""Entries of a parameter that are looked at together after an update."""
+Rows = slice | EllipsisType
+"""Some rows of a parameter, or all of it."""
 
 
 class Recorder:
@@ -270,7 +277,7 @@ class MomentumBuffers:
 
 
 class Update(NamedTuple):
-    """One update of a parameter by itself, in float64."""
+    """One update of some rows of a parameter, in float64."""
 
     start: Tensor
     """The weights that it started from."""
@@ -301,24 +308,36 @@ class Momentum:
         self._before = {p: b.clone() for p, b in buffers if b is not None}
 
     @torch.no_grad()
-    def after_step(self, optimizer: Optimizer) -> Iterator[tuple[str, Update]]:
-        """The update of one parameter after the other; what each carried over is added up."""
+    def after_step(self, optimizer: Optimizer) -> Iterator[tuple[str, Rows, Update]]:
+        """The update of one parameter after the other, a few rows at a time.
+
+        What each carried over is added up.
+        """
         names = parameter_names(self._model)
         for parameter, group in _members(optimizer):
             name, state = names.get(id(parameter)), optimizer.state.get(parameter, {})
             if name is None or parameter.grad is None:
                 continue  # without a gradient there was no update
-            end, before = to_float64(parameter), self._before.get(parameter)
-            if "exp_avg" in state:
-                update = _adam_update(end, group, state, before)
-            elif _momentum(group):
-                update = _momentum_update(end, group, state["momentum_buffer"], before)
-            else:
-                update = _plain_update(end, group, parameter.grad)
-            if update.carried is not None:
-                self._carried[name] = self._carried.get(name, 0.0) + update.carried
-                self.largest = max(self.largest, _momentum(group))
-            yield name, update
+            before, momentum = self._before.get(parameter), _momentum(group)
+            gradient = parameter.grad.to_dense()
+            for rows in _row_slices(parameter):
+                end, earlier = to_float64(parameter[rows]), None if before is None else before[rows]
+                if "exp_avg" in state:
+                    update = _adam_update(end, group, _rows_of(state, rows, parameter), earlier)
+                elif momentum:
+                    buffer = state["momentum_buffer"][rows]
+                    update = _momentum_update(end, group, buffer, earlier)
+                else:
+                    update = _plain_update(end, group, gradient[rows])
+                if update.carried is not None:
+                    self._add_carried(name, rows, update.carried, parameter)
+                    self.largest = max(self.largest, momentum)
+                yield name, rows, update
+
+    def _add_carried(self, name: str, rows: Rows, carried: Tensor, parameter: Tensor) -> None:
+        if name not in self._carried:
+            self._carried[name] = carried.new_zeros(parameter.shape)
+        self._carried[name][rows] += carried
 
     def take_carried(self) -> Params:
         """What was carried over since the last call, by name; empty without momentum."""
@@ -326,10 +345,27 @@ class Momentum:
         return carried
 
 
+def _row_slices(parameter: Tensor) -> list[Rows]:
+    """Slices of rows with few entries, which stay in a CPU's cache; all rows on other devices."""
+    if not parameter.is_cpu or parameter.numel() <= MOST_ENTRIES or not parameter.ndim:
+        return [...]
+    height = max(1, MOST_ENTRIES // max(1, parameter[0].numel()))
+    return [slice(i, i + height) for i in range(0, len(parameter), height)]
+
+
+def _rows_of(state: dict[str, Any], rows: Rows, parameter: Tensor) -> dict[str, Any]:
+    """An optimizer's state of some rows of a parameter."""
+    return {
+        key: value[rows] if isinstance(value, Tensor) and value.shape == parameter.shape else value
+        for key, value in state.items()
+        if key != "step"
+    } | {"step": state["step"]}
+
+
 def _plain_update(end: Tensor, group: dict[str, Any], gradient: Tensor) -> Update:
     """θ′ = θ − η(g + wθ), SGD without momentum."""
     decay, rate = float(group.get("weight_decay") or 0), float(group["lr"])
-    gradient = to_float64(gradient.to_dense())
+    gradient = to_float64(gradient)
     start = (end + rate * gradient) / (1 - rate * decay)
     return Update(start, gradient + decay * start)
 
