@@ -23,7 +23,6 @@ from tacit.regularizers.weight_decay import (
     unwrap_optimizer,
 )
 
-
 MOST_ENTRIES = 2**15
 """Entries of a parameter that are looked at together after an update."""
 Rows = slice | EllipsisType
