@@ -152,12 +152,12 @@ def screen(
         cost: "weights" for families that need only the weights, "pass" for those that take a pass
             over the data each too, "second-order" for all.
 
-    >>> import tacit
-    >>> torch.manual_seed(0)  # doctest: +ELLIPSIS
-    <torch...>
-    >>> X = torch.randn(60, 3).double()
+    >>> import torch
+    >>> from torch.nn.functional import mse_loss
+    >>> generator = torch.Generator().manual_seed(0)
+    >>> X = torch.randn(60, 3, generator=generator).double()
     >>> model = torch.nn.Linear(3, 1).double()
-    >>> objective = tacit.Objective(model, torch.nn.functional.mse_loss, (X, X.sum(1, True)))
+    >>> objective = Objective(model, mse_loss, (X, X.sum(1, True)))
     >>> screen(objective).verdict  # one layer cannot be tested
     'ranked'
     """
