@@ -49,6 +49,7 @@ from tacit.regularizers import smooth_l1 as smooth_l1
 from tacit.uncertainty import score_examples as score_examples
 from tacit.validation import validate as validate
 from tacit.watching import settle as settle
+from tacit.watching import watch as watch
 
 __all__: list[str]
 __version__: str

@@ -37,6 +37,11 @@ class GradientSizes:
         rows = [row.to(rows[-1]) for row in rows if len(row) == len(rows[-1])]
         return torch.stack(rows) if rows else torch.zeros(0, 5)
 
+    def restore(self, rows: Tensor) -> None:
+        """Go on after these rows."""
+        self._rows.clear()
+        self._rows.extend(rows)
+
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if not _has_closure(args, kwargs):
             self._add_row(optimizer)

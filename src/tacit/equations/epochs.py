@@ -1,5 +1,6 @@
 """Equations of whole epochs of a user's training loop: at the mean point, with the drift."""
 
+import json
 import math
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -16,6 +17,7 @@ from tacit.equations.equations import Equations
 from tacit.equations.recording import Momentum, WrapperWatch, flow_times
 from tacit.equations.steps import trajectory_target
 from tacit.equations.target import Setting, Target, TargetPoint
+from tacit.equations.target_files import read_content, target_content
 from tacit.equations.trajectory import Trajectory
 from tacit.errors import InputError, check_type, check_whole
 from tacit.objective.models import (
@@ -47,6 +49,10 @@ SCALE_FREE = 0.01
 """|cosine| of weights and gradient up to which the loss may not depend on the weights' length."""
 FEWEST_UPDATES = 100
 """Clipping in an epoch is judged from at least as many updates, also of epochs before it."""
+CURRENT = (
+    "start", "sums", "points", "forces", "timed_forces", "products", "statistics", "times", "metric"
+)  # fmt: skip
+"""What `EpochAverages` adds up over the current epoch, beside the columns of regularizers."""
 MeanColumns = dict[Regularizer, dict[str, Params]]
 """Mean gradients over an epoch, by regularizer, column and tensor."""
 
@@ -209,29 +215,31 @@ class EpochAverages:
         mean_time = self._times[name] / self._points
         return self._timed_forces[name] - mean_time * self._forces[name]
 
-    def target(self, objective: Objective) -> Target:
-        """−∇L(θ̄) − Δθ/time of every recorded epoch: one pass over the data each."""
+    def target(self, objective: Objective, *, samples: Sequence[Objective] | None = None) -> Target:
+        """−∇L(θ̄) − Δθ/time of every recorded epoch: one pass over the data each.
+
+        With samples, of the objective's data and one for each recorded epoch, ∇L is that of its
+        sample. The epochs then count as independent: their disagreement is due to the examples.
+        """
         if not self._epochs:
             raise InputError("no epoch was closed: call end_epoch() after each.")
         self._wrapper.check()
         epochs = tuple(self._epochs)
-        path = trajectory_target(
-            objective,
-            Trajectory(
-                [epoch.mean for epoch in epochs],
-                [epoch.displacement for epoch in epochs],
-                [epoch.time for epoch in epochs],
-                batch_norm="running"
-                if any(epoch.batch_norm == "running" for epoch in epochs)
-                else None,
-            ),
-        )
-        scale_free = _scale_free(objective, path.points[-1], epochs[-1])
+        norms = "running" if any(epoch.batch_norm == "running" for epoch in epochs) else None
+        points: list[TargetPoint] = []
+        for epoch, part in zip(epochs, samples or [objective] * len(epochs), strict=True):
+            step = [epoch.mean], [epoch.displacement], [epoch.time]
+            points += trajectory_target(part, Trajectory(*step, batch_norm=norms)).points
+            if samples is not None:
+                points[-1] = replace(points[-1], description=part.describe(points[-1].params))
+        scale_free = _scale_free(objective, points[-1], epochs[-1])
         points = [
             _with_means(_without_lengthening(scale_free, point, epoch), epoch)
-            for point, epoch in zip(path.points, epochs, strict=True)
+            for point, epoch in zip(points, epochs, strict=True)
         ]
-        setting = Setting("trajectory", objective, epochs=True, piece=len(points))
+        setting = Setting(
+            "trajectory", objective, epochs=True, sampled=samples is not None, piece=len(points)
+        )
         return Target(setting, tuple(points))
 
     def equations(
@@ -250,10 +258,61 @@ class EpochAverages:
         check_candidates(regularizers, known)  # before the passes over the data
         return self.target(objective).equations(regularizers, known=known, rows=rows)
 
+    def last_columns(self) -> list[dict[str, Params]]:
+        """The mean gradients of the averaged regularizers over the last epoch, in their order."""
+        return [self._epochs[-1].columns[r] for r in self._averaged]
+
     def close(self) -> None:
         """Remove the hooks from the optimizer."""
         for hook in self._hooks:
             hook.remove()
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that was recorded, also of the epoch that has not ended; for a checkpoint."""
+        return {
+            "current": {name: getattr(self, f"_{name}") for name in CURRENT},
+            "columns": [self._column_sums[r] for r in self._averaged],
+            "carried": (self._momentum.carried, self._momentum.largest),
+            "sizes": self._sizes.last(),
+            "epochs": [self._state_of(epoch) for epoch in self._epochs],
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state_dict` was called; the model and the optimizer are as they were."""
+        params = trainable(self._model)
+        state = move_like(state, params)
+        if state["current"]["sums"].keys() != params.keys():
+            raise InputError(
+                "the state was recorded with other parameters, or others were frozen: load it for "
+                "the model that it was recorded with."
+            )
+        if len(state["columns"]) != len(self._averaged):
+            raise InputError(
+                f"the state has means of {len(state['columns'])} regularizers, and this was made "
+                f"with {len(self._averaged)}: make it with the same ones."
+            )
+        for name, value in state["current"].items():
+            setattr(self, f"_{name}", value)
+        self._column_sums = dict(zip(self._averaged, state["columns"], strict=True))
+        self._momentum.carried, self._momentum.largest = state["carried"]
+        self._sizes.restore(state["sizes"])
+        self._epochs.clear()
+        self._epochs.extend(self._epoch_of(epoch) for epoch in state["epochs"])
+
+    def _state_of(self, epoch: Epoch) -> dict[str, Any]:
+        """An epoch without types of tacit's own, as `torch.load(weights_only=True)` wants it."""
+        buffers = epoch.mean.buffers if isinstance(epoch.mean, Point) else None
+        columns = [epoch.columns[r] for r in self._averaged]
+        return epoch._asdict() | {
+            "mean": dict(epoch.mean), "buffers": buffers, "columns": columns
+        }  # fmt: skip
+
+    def _epoch_of(self, state: Mapping[str, Any]) -> Epoch:
+        values = dict(state)
+        buffers = values.pop("buffers")
+        mean = values["mean"] if buffers is None else Point(values["mean"], buffers)
+        columns = dict(zip(self._averaged, values["columns"], strict=True))
+        return Epoch(**{**values, "mean": mean, "columns": columns})
 
 
 def average_epochs(
@@ -327,6 +386,22 @@ def _divide(sums: Params, count: int) -> Params:
     return {n: total / count for n, total in sums.items()}
 
 
+def move_like(state: Any, params: Params) -> Any:
+    """A copy of nested values, with tensors under a parameter's name moved to its device."""
+    if isinstance(state, Tensor):
+        return state.clone()
+    if isinstance(state, Mapping):
+        return {
+            key: value.clone().to(params[key].device)
+            if key in params and isinstance(value, Tensor)
+            else move_like(value, params)
+            for key, value in state.items()
+        }
+    if isinstance(state, list | tuple):
+        return type(state)(move_like(value, params) for value in state)
+    return state
+
+
 def _row_products(a: Tensor, b: Tensor) -> Tensor:
     """⟨a, b⟩ of every row of a matrix (of a filter, in convolutions); zeros for vectors."""
     return (a * b).flatten(1).sum(1) if a.ndim > 1 else a.new_zeros(1)
@@ -388,6 +463,23 @@ def _with_means(point: TargetPoint, epoch: Epoch) -> TargetPoint:
     )
     averaged = {r: _join_means(r, means, params) for r, means in columns.items()}
     return replace(point, averaged=averaged, metric=epoch.metric, facts=facts)
+
+
+def target_state(target: Target) -> dict[str, Any]:
+    """The target of one epoch as plain values and tensors, without averaged columns."""
+    header, tensors = target_content(target.setting, target.points)
+    return {"head": json.dumps(header), "tensors": tensors}
+
+
+def restore_target(
+    state: Mapping[str, Any], objective: Objective, columns: Mapping[Regularizer, dict[str, Params]]
+) -> Target:
+    """What `target_state` is of, with mean gradients by averaged regularizer."""
+    device = next(iter(objective.params.values())).device
+    tensors = [tensor.to(device) for tensor in state["tensors"]]
+    setting, (point,) = read_content(json.loads(state["head"]), tensors)
+    averaged = {r: _join_means(r, means, point.params) for r, means in columns.items()}
+    return Target(replace(setting, computed_from=objective), (replace(point, averaged=averaged),))
 
 
 def _join_means(regularizer: Regularizer, means: dict[str, Params], params: Params) -> Columns:

@@ -3,9 +3,10 @@
 Signs and scale, once: ∇L + Σ λ_k ∇R_k = 0, L the mean over examples, R a sum over parameters.
 """
 
+import json
 import math
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, get_args
@@ -25,7 +26,7 @@ from tacit.equations.noise import (
 )
 from tacit.equations.sources import Family, Source
 from tacit.errors import InputError, check_type
-from tacit.plain import check_plain
+from tacit.plain import check_plain, parse_json
 from tacit.regularizers.family import FamilyKind, Shape
 
 if TYPE_CHECKING:
@@ -208,6 +209,35 @@ class Equations:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the equations (safetensors): they are the costly part, and refitting is free."""
+        write_file(path, *self._content(), EQUATIONS)
+
+    @staticmethod
+    def load(path: str | os.PathLike[str]) -> "Equations":
+        """Read equations that `save` wrote; a file that is damaged or made up is refused."""
+        try:
+            return _checked(*read_file(path, EQUATIONS))
+        except InputError:
+            raise
+        except (ValueError, RecursionError) as error:
+            raise InputError(f"{path} is damaged: {error}. Write the equations again.") from error
+
+    def state_dict(self) -> dict[str, Any]:
+        """What `save` writes, as a text and tensors that fit into a checkpoint."""
+        header, tensors = self._content()
+        return {"format": EQUATIONS, "head": json.dumps(header), "tensors": tensors}
+
+    @staticmethod
+    def from_state_dict(state: Mapping[str, Any]) -> "Equations":
+        """The equations of a `state_dict`."""
+        try:
+            if state["format"] != EQUATIONS:
+                raise ValueError(f"its format is {state['format']!r}, not {EQUATIONS!r}")
+            return _checked(parse_json(state["head"]), [t.cpu() for t in state["tensors"]])
+        except (ValueError, RecursionError) as error:
+            raise InputError(f"the state of equations is damaged: {error}.") from error
+
+    def _content(self) -> tuple[dict[str, Any], list[Tensor]]:
+        """The plain values, and the factors of all blocks."""
         header = {
             "families": [asdict(family) for family in self.families],
             "names": self.names,
@@ -220,26 +250,19 @@ class Equations:
         }
         blocks = (*self.blocks, *self.means, *self.alternatives)
         scatters = [block.scatter for block in blocks if block.scatter is not None]
-        factors = [block.factor for block in blocks]
-        write_file(path, header, [*factors, *scatters], EQUATIONS)
+        return header, [*(block.factor for block in blocks), *scatters]
 
-    @staticmethod
-    def load(path: str | os.PathLike[str]) -> "Equations":
-        """Read equations that `save` wrote; a file that is damaged or made up is refused."""
-        try:
-            header, factors = read_file(path, EQUATIONS)
-            if any(factor.dtype != torch.float64 for factor in factors):
-                raise ValueError("its matrices are not in float64")
-            equations = _from_header(header, factors)
-            _check_columns(equations)
-            _check_blocks(equations)
-            _check_means(equations)
-            _check_alternatives(equations)
-        except InputError:
-            raise
-        except (ValueError, RecursionError) as error:
-            raise InputError(f"{path} is damaged: {error}. Write the equations again.") from error
-        return equations
+
+def _checked(header: dict[str, Any], factors: list[Tensor]) -> Equations:
+    """The equations of this content; a ValueError says what no writer writes."""
+    if any(factor.dtype != torch.float64 for factor in factors):
+        raise ValueError("its matrices are not in float64")
+    equations = _from_header(header, factors)
+    _check_columns(equations)
+    _check_blocks(equations)
+    _check_means(equations)
+    _check_alternatives(equations)
+    return equations
 
 
 def _piece(source: Source, piece: int, size: int) -> Source:

@@ -19,7 +19,7 @@ from tacit.atomic import write_atomically
 from tacit.errors import InputError, check_type
 from tacit.plain import check_plain, parse_json
 
-EQUATIONS, TARGET = "tacit equations 4", "tacit target 1"
+EQUATIONS, TARGET = "tacit equations 5", "tacit target 2"
 """The formats: a file of another version is refused."""
 MAX_LIST = 95_000_000
 """Bytes of the head and the list of matrices: safetensors reads no file with more than 100 MB."""

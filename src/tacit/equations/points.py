@@ -29,6 +29,8 @@ class Setting:
     """Groups of draws, each with a target of its own."""
     epochs: bool = False
     """Whether every point is an epoch of a run, and a source of its own."""
+    sampled: bool = False
+    """Whether ∇L of every epoch is that of a sample of its own."""
     piece: int = 0
     """Number of successive points with independent noise and nearly the same target, over which
     `Equations.means` are written; 0 for none."""
@@ -68,9 +70,7 @@ class Setting:
 
     def describe(self, point: "TargetPoint") -> Mapping[str, Any]:
         """Facts about the model, the loss and the data at a point."""
-        if self.computed_from is None:
-            return point.description
-        return self.objective.describe(point.params)
+        return point.description or self.objective.describe(point.params)
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,7 +95,7 @@ class TargetPoint:
     start: Params | None = None
     """The point whose columns are subtracted, for an integral over a path."""
     description: Mapping[str, Any] = field(default_factory=dict)
-    """What `Objective.describe` said of it, for a target from a file."""
+    """What `Objective.describe` said of it, for a target from a file or of a sample."""
     fingerprint: tuple[float, ...] = ()
     """Of the parameters when the target was computed; they may be the model's live weights."""
 

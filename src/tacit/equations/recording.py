@@ -36,7 +36,7 @@ class Recorder:
         self._model, self._positions = model, [_copy(model)]
         self._times: list[float] = []
         self._young: list[float] = []
-        self._carried: list[Params] = []
+        self.carried: list[Params] = []
         self._elapsed = None if optimizer is None else 0.0
         self._missing, self._buffers = 0.0, MomentumBuffers()
         self._momentum, self._rates = Momentum(model), Rates(model)
@@ -87,7 +87,7 @@ class Recorder:
         self._positions.append(_copy(self._model))
         self._times.append(float(step_size))
         self._young.append(self._missing / self._elapsed if self._elapsed else 0.0)
-        self._carried.append(self._momentum.take_carried())
+        self.carried.append(self._momentum.take_carried())
         self._metrics.append(self._rates.take_metric())
         self._most_updates, self._updates = max(self._most_updates, self._updates), 0
         self._elapsed, self._missing = None if self._elapsed is None else 0.0, 0.0
@@ -117,7 +117,7 @@ class Recorder:
             young_momentum=tuple(self._young),
             batch_norm=used,
             clipped=clipped,
-            carried=tuple(self._carried) if any(self._carried) else (),
+            carried=tuple(self.carried) if any(self.carried) else (),
             momentum=self._momentum.largest,
             updates=self._most_updates,
             **self._in_metric(),
@@ -297,7 +297,9 @@ class Momentum:
     """
 
     def __init__(self, model: nn.Module):
-        self._model, self._before, self._carried = model, {}, {}
+        self._model, self._before = model, {}
+        self.carried: Params = {}
+        """What was carried over since `take_carried` was last called."""
         self.largest = 0.0
         """The largest β of any parameter."""
 
@@ -334,13 +336,13 @@ class Momentum:
                 yield name, rows, update
 
     def _add_carried(self, name: str, rows: Rows, carried: Tensor, parameter: Tensor) -> None:
-        if name not in self._carried:
-            self._carried[name] = carried.new_zeros(parameter.shape)
-        self._carried[name][rows] += carried
+        if name not in self.carried:
+            self.carried[name] = carried.new_zeros(parameter.shape)
+        self.carried[name][rows] += carried
 
     def take_carried(self) -> Params:
         """What was carried over since the last call, by name; empty without momentum."""
-        carried, self._carried = self._carried, {}
+        carried, self.carried = self.carried, {}
         return carried
 
 

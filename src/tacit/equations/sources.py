@@ -81,6 +81,8 @@ class Source(PointFacts):
     """Whether rows of one batch have more targets than those of another, and count the same."""
     epoch: bool = False
     """Whether these are the means over one epoch of a run."""
+    sampled: bool = False
+    """Whether these are the means over a part of an epoch, and its ∇L is of a sample of its own."""
     layer: str = ""
     """The layer that the equations were restricted to, if any."""
     counts: dict[str, tuple[int, ...]] = field(default_factory=dict)

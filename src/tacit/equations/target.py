@@ -203,6 +203,7 @@ def _equations_at(
         loss_value=point.loss_value,
         gradient_norm=point.gradient_norm,
         epoch=setting.epochs,
+        sampled=setting.sampled,
         parameters=sum(point.params[name].numel() for name in bound.rows),
         tensors=len(bound.rows),
         known={

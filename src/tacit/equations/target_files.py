@@ -53,6 +53,7 @@ class _Head:
     mode: str
     groups: int
     epochs: bool
+    sampled: bool
     piece: int
     every: int
     in_target: dict[str, float] | None
@@ -64,14 +65,21 @@ def save_target(
     setting: Setting, points: Sequence[TargetPoint], path: str | os.PathLike[str]
 ) -> None:
     """Write a target; see `Target.save`."""
+    if any(point.averaged for point in points):
+        raise InputError(
+            "the target has columns that were averaged while training, which belong to "
+            "regularizers and are not stored: save the equations instead (Equations.save)."
+        )
+    write_file(path, *target_content(setting, points), TARGET)
+
+
+def target_content(
+    setting: Setting, points: Sequence[TargetPoint]
+) -> tuple[dict[str, Any], list[Tensor]]:
+    """The plain values and the tensors of a target, without averaged columns."""
     heads, tensors = [], []
     for point in points:
         point.check_unchanged()
-        if point.averaged:
-            raise InputError(
-                "the target has columns that were averaged while training, which belong to "
-                "regularizers and are not stored: save the equations instead (Equations.save)."
-            )
         parts = _parts_of(point)
         tensors += [tensor for part in parts.values() for tensor in part.values()]
         heads.append(
@@ -89,13 +97,14 @@ def save_target(
         "mode": setting.mode,
         "groups": setting.groups,
         "epochs": setting.epochs,
+        "sampled": setting.sampled,
         "piece": setting.piece,
         "every": setting.every,
         "in_target": setting.in_target,
         "scale": None if setting.scale is None else vars(setting.scale),
         "points": heads,
     }
-    write_file(path, header, tensors, TARGET)
+    return header, tensors
 
 
 def _parts_of(point: TargetPoint) -> dict[str, Params]:
@@ -114,24 +123,30 @@ def _parts_of(point: TargetPoint) -> dict[str, Params]:
 def load_target(path: str | os.PathLike[str]) -> tuple[Setting, tuple[TargetPoint, ...]]:
     """Read a target that `save_target` wrote; a file that is damaged or made up is refused."""
     try:
-        header, tensors = read_file(path, TARGET)
-        head: _Head = check_plain(_Head, header, "the head")
-        if head.mode not in MODES or not head.points or not 0 < head.groups <= len(tensors):
-            raise ValueError(
-                f"it is of mode {head.mode[:40]!r}, with {len(head.points)} points and "
-                f"{head.groups} groups"
-            )
-        remaining = iter(tensors)
-        points = tuple(_read_point(point, head.groups, remaining) for point in head.points)
-        if next(remaining, None) is not None:
-            raise ValueError("it has more tensors than its points")
+        return read_content(*read_file(path, TARGET))
     except InputError:
         raise
     except (ValueError, RecursionError) as error:
         raise InputError(f"{path} is damaged: {error}. Write the target again.") from error
+
+
+def read_content(
+    header: dict[str, Any], tensors: Sequence[Tensor]
+) -> tuple[Setting, tuple[TargetPoint, ...]]:
+    """What `target_content` gave; a ValueError says what it cannot have given."""
+    head: _Head = check_plain(_Head, header, "the head")
+    if head.mode not in MODES or not head.points or not 0 < head.groups <= len(tensors):
+        raise ValueError(
+            f"it is of mode {head.mode[:40]!r}, with {len(head.points)} points and "
+            f"{head.groups} groups"
+        )
+    remaining = iter(tensors)
+    points = tuple(_read_point(point, head.groups, remaining) for point in head.points)
+    if next(remaining, None) is not None:
+        raise ValueError("it has more tensors than its points")
     setting = Setting(
-        head.mode, None, groups=head.groups, epochs=head.epochs, piece=head.piece,
-        every=max(1, head.every), in_file=head.in_target, scale_in_file=head.scale,
+        head.mode, None, groups=head.groups, epochs=head.epochs, sampled=head.sampled,
+        piece=head.piece, every=max(1, head.every), in_file=head.in_target, scale_in_file=head.scale,
     )  # fmt: skip
     return setting, points
 

@@ -228,9 +228,15 @@ def source_errors(equations: Equations) -> ErrorBars | None:
     influences the weights only after it was seen, so the epoch's mean lags, and all epochs are
     shifted in the same direction by an amount of the order of the step size. `SHARED` allows for
     this shift: however many epochs there are, the variance is at least that part of one epoch's.
+
+    Parts of epochs with a sample each disagree by the choice of examples, of those that were
+    trained on and of those that ∇L was taken on, which is larger by far: error bars of "sampling".
     """
     labels = [block.source for block in equations.blocks]
     parts, noise = _stacked_factors(equations, labels), noise_by_label(equations, labels)
+    if all(source.sampled for source in equations.sources):
+        basis = f"{len(parts)} parts of training, each with a sample of its own"
+        return jackknife(parts, equations.names, kind="sampling", basis=basis, noise=noise)
     modes = {"epoch" if source.epoch else source.mode for source in equations.sources}
     mode = modes.pop() if len(modes) == 1 else ""
     plurals = {"endpoint": "endpoints", "trajectory": "trajectories", "epoch": "epochs"}

@@ -136,7 +136,8 @@ def clearest_addition(e: Evidence) -> str | None:
         bars = jackknife(factors, names, kind="training", basis="", noise=noise)
         if bars is None or part - before <= (1 - WELL_EXPLAINED) * part:
             continue
-        shared = SHARED * len(factors) if e.equations.sources[0].epoch else 0.0
+        first = e.equations.sources[0]
+        shared = SHARED * len(factors) if first.epoch and not first.sampled else 0.0
         variance = float(bars.covariance[-1, -1]) * (1 + shared)
         strength = float(strengths[-1])
         ratio = abs(strength) / max(variance, 1e-300) ** 0.5

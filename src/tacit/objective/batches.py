@@ -60,14 +60,14 @@ def open_batches(
     With shuffled=True tensors and data sets are read in a random order, from torch's random state,
     and a loader may leave out the examples of its ragged last batch.
     """
-    if _is_tensors(data):
+    if is_tensors(data):
         return _tensor_batches(data, weights, batch_size, shuffled=shuffled)
     if weights is not None:
         raise InputError(
             "weights= needs data in tensors, whose order is known. For a loader, put the weights "
             "into its batches and return (losses, weights) from Objective.from_batch_loss."
         )
-    if _is_indexed(data):
+    if is_indexed(data):
         data = DataLoader(data, batch_size=batch_size, shuffle=shuffled)
     forms = "a tuple of tensors (inputs, …, target), a DataLoader, or a list of batches"
     check_type("data", data, Iterable, forms)
@@ -82,15 +82,17 @@ def open_batches(
 
 def needs_batch_size(data: Any) -> bool:
     """Whether batch_size= decides which examples share a batch: tensors, and data sets by index."""
-    return _is_tensors(data) or _is_indexed(data)
+    return is_tensors(data) or is_indexed(data)
 
 
-def _is_tensors(data: Any) -> bool:
+def is_tensors(data: Any) -> bool:
+    """Whether data is a tuple or a dictionary of tensors, with one row per example."""
     values = data.values() if isinstance(data, Mapping) else data if type(data) is tuple else ()
     return len(values) > 0 and all(isinstance(value, Tensor) for value in values)
 
 
-def _is_indexed(data: Any) -> TypeGuard[Dataset]:
+def is_indexed(data: Any) -> TypeGuard[Dataset]:
+    """Whether data is a data set whose examples are read by their number."""
     return isinstance(data, Dataset) and not isinstance(data, IterableDataset)
 
 

@@ -1,5 +1,6 @@
-"""Strengths from further training, watched from the outside by its own epochs."""
+"""Strengths along training, and from further training."""
 
 from tacit.watching.settling import settle
+from tacit.watching.training_watch import Watch, WatchRow, watch
 
-__all__ = ["settle"]
+__all__ = ["Watch", "WatchRow", "settle", "watch"]

@@ -1,0 +1,407 @@
+"""Strengths along training: some parts of it are observed, as often as a budget of time allows."""
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from tacit.equations.candidates import check_candidates
+from tacit.equations.clipping import was_skipped
+from tacit.equations.epochs import (
+    EpochAverages,
+    average_epochs,
+    restore_target,
+    target_state,
+)
+from tacit.equations.equations import Equations
+from tacit.equations.target import Target
+from tacit.errors import InputError, check_number, check_type, check_whole
+from tacit.fitting.fits import Fit, fit
+from tacit.objective.models import trainable
+from tacit.objective.objective import Objective, check_objective
+from tacit.objective.params import Params
+from tacit.objective.samples import sample, units_of
+from tacit.regularizers.family import Regularizer
+from tacit.regularizers.weight_decay import unwrap_optimizer
+from tacit.watching.clock import Clock
+from tacit.watching.schedule import MOST, Schedule
+from tacit.watching.watch_text import write_watch
+
+REMEMBERED, MOST_BYTES, BYTES_PER_PARAMETER = 12, 2**30, 24
+"""Windows whose targets are remembered for `Watch.target`, if they take no more than these bytes;
+else those of a row. A target is a point, a vector in float64 and the optimizer's metric."""
+TRIAL = 4
+"""Updates of the first window that are recorded to see what recording takes."""
+
+
+@dataclass(frozen=True)
+class WatchRow:
+    """The strengths over some windows of training."""
+
+    update: int
+    """How many updates had been made at the end of the last one."""
+    window: int
+    """The number of that window (an epoch, or `steps` updates), from 1."""
+    examples: int
+    """On how many examples, or whole batches, ∇L was taken in all."""
+    equations: Equations
+
+    @cached_property
+    def fit(self) -> Fit:
+        """The fit, with error bars from the disagreement of the observed windows."""
+        return fit(self.equations)
+
+    def metrics(self, prefix: str = "tacit/") -> dict[str, float]:
+        """The fit as flat numbers for a logger; see `Fit.to_metrics`."""
+        return self.fit.to_metrics(prefix)
+
+
+class Watch:
+    """Watches a training loop; made by `watch`. Print it for a table of its rows."""
+
+    def __init__(  # noqa: PLR0913 # made by `watch`, whose arguments these are
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        objective: Objective,
+        regularizers: Sequence[Regularizer],
+        schedule: Schedule,
+        *,
+        steps: int | None,
+        known: Mapping[Regularizer, float],
+        log: Callable[[WatchRow], object] | None,
+    ):
+        self._model, self._optimizer, self._objective = model, optimizer, objective
+        self._regularizers, self._known, self._log = regularizers, known, log
+        # The mean of a gradient that is linear in the weights is the gradient at the mean weights.
+        self._averaged = [r for r in (*regularizers, *known) if r.entrywise and r.kind != "l2"]
+        self._inner, self._units = unwrap_optimizer(optimizer), units_of(objective)
+        self._schedule, self._steps = schedule, steps
+        self._clock = Clock({p.device for p in model.parameters()})
+        self.rows: list[WatchRow] = []
+        """In order."""
+        self.updates = 0
+        """Updates of the optimizer since watching began."""
+        self._position = 0  # updates in the current window
+        self._recorded: EpochAverages | None = None  # of the current window, if it is observed
+        self._is_trial = False
+        self._handles: list[Any] = []
+        self._remembered: deque[_Observed] = deque()
+        self._begin_window()
+
+    @property
+    def fit(self) -> Fit:
+        """The fit of the last row."""
+        if not self.rows:
+            raise InputError(f"the watch has no row yet: {self._outlook()}")
+        return self.rows[-1].fit
+
+    def end_epoch(self) -> None:
+        """End the current epoch; call this after the last update of every epoch.
+
+        Not with steps=, where windows end by themselves.
+        """
+        if self._steps is not None:
+            raise InputError(
+                f"end_epoch() was called, but a window is steps={self._steps} updates: leave "
+                "one of the two out."
+            )
+        if not self._position:
+            raise InputError(
+                "end_epoch() was called before any update of the optimizer: call it after the last "
+                "optimizer.step() of every epoch."
+            )
+        self._end_window()
+
+    def target(self) -> Target:
+        """What is to be explained over the last observed windows: for `screen`, or more candidates.
+
+        Of large models those of one row, of others the last twelve.
+        """
+        if not self._remembered:
+            raise InputError(f"no window was observed yet: {self._outlook()}")
+        return _join([observed.target for observed in self._remembered])
+
+    def summary(self) -> str:
+        """A table with one line per row, and what watching took."""
+        outlook = "" if self.rows else self._outlook()
+        return write_watch(self.rows, self._clock.watching, self._clock.training, outlook)
+
+    def __str__(self) -> str:
+        return self.summary()
+
+    def close(self) -> None:
+        """Remove all hooks from the optimizer."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+        if self._recorded is not None:
+            self._recorded.close()
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that is needed to go on after a restart, as plain values and tensors.
+
+        Beside the rows, these are the remembered targets and what was recorded of the current
+        window: of large models up to thirty times the bytes of the parameters in float64.
+        """
+        return {
+            "updates": self.updates,
+            "position": self._position,
+            "schedule": self._schedule.state_dict(),
+            "clock": self._clock.state_dict(),
+            "rows": [
+                {**_numbers_of(row), "equations": row.equations.state_dict()} for row in self.rows
+            ],
+            "recorded": None if self._recorded is None else self._recorded.state_dict(),
+            "observed_windows": [
+                {
+                    "target": target_state(observed.target),
+                    "examples": observed.examples,
+                    "columns": observed.columns,
+                }
+                for observed in self._remembered
+            ],
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from `state_dict`, after the model and the optimizer were restored."""
+        self.close()
+        self.updates, self._position = state["updates"], state["position"]
+        self._schedule.load_state_dict(state["schedule"])
+        self._clock.load_state_dict(state["clock"])
+        self.rows = [
+            WatchRow(**{**row, "equations": Equations.from_state_dict(row["equations"])})
+            for row in state["rows"]
+        ]
+        self._remembered = deque(
+            _Observed(
+                restore_target(
+                    observed["target"],
+                    self._objective,
+                    dict(zip(self._averaged, observed["columns"], strict=True)),
+                ),
+                observed["examples"],
+                observed["columns"],
+            )
+            for observed in state["observed_windows"]
+        )
+        self._attach(recording=state["recorded"] is not None)
+        if self._recorded is not None:
+            self._recorded.load_state_dict(state["recorded"])
+
+    def _begin_window(self) -> None:
+        self._position = 0
+        observed = self._schedule.begin(self._clock.training, self._clock.watching)
+        first = not (self._schedule.window or self.updates)
+        self._is_trial = first and not observed and self._schedule.budget is not None
+        self._attach(recording=observed or self._is_trial)
+
+    def _attach(self, *, recording: bool) -> None:
+        """Follow the updates, and record them if asked to.
+
+        Hooks are called in the order in which they were registered: the clock's around the others.
+        """
+        self.close()
+        self._recorded, inner, clock = None, self._inner, self._clock
+        if recording:
+            self._handles = [
+                inner.register_step_pre_hook(clock.start),
+                inner.register_step_post_hook(clock.start),
+            ]
+            self._recorded = average_epochs(self._model, self._optimizer, averaged=self._averaged)
+            self._handles.append(inner.register_step_pre_hook(clock.stop))
+        self._handles.append(inner.register_step_post_hook(self._after_update))
+
+    def _after_update(self, optimizer: Optimizer, *_: Any) -> None:
+        """Count an update, and end a trial or a window with its last one."""
+        if self._recorded is not None:
+            self._clock.stop()
+        if was_skipped(optimizer):
+            return
+        self.updates += 1
+        self._position += 1
+        if self._is_trial and self._position == TRIAL:
+            self._end_trial()
+        if self._position == self._steps:
+            self._end_window()
+
+    def _end_trial(self) -> None:
+        """Stop recording after a few updates, which showed what that takes."""
+        self._is_trial = False
+        self._schedule.trial = self._clock.watching / self._position
+        self._attach(recording=False)
+
+    def _end_window(self) -> None:
+        """Evaluate the window if it was observed, and write a row where one is due."""
+        if self._is_trial:  # of few updates
+            self._end_trial()
+        if not self._schedule.window:
+            self._schedule.trial *= self._position
+        seconds = None
+        if self._recorded is not None:
+            with self._clock.running():
+                self._evaluate(self._recorded)
+            seconds = self._clock.watching - sum(self._schedule.costs)
+        if self._schedule.end(seconds):
+            with self._clock.running():
+                self._write_row()
+        self._begin_window()
+
+    def _evaluate(self, recorded: EpochAverages) -> None:
+        """The target of the window that ends, on a sample of its own."""
+        recorded.end_epoch()
+        recorded.close()
+        numbers = self._choose()
+        samples = None
+        if len(numbers) < self._units.count:
+            samples = [sample(self._objective, self._units, numbers)]
+        target = recorded.target(self._objective, samples=samples)
+        self._remembered.append(_Observed(target, len(numbers), recorded.last_columns()))
+        parameters = sum(p.numel() for p in trainable(self._model).values())
+        small = REMEMBERED * BYTES_PER_PARAMETER * parameters <= MOST_BYTES
+        while len(self._remembered) > (REMEMBERED if small else MOST):
+            self._remembered.popleft()
+
+    def _choose(self) -> Tensor:
+        """The numbers of the units that ∇L of a window is taken on, drawn without replacement."""
+        units, share = self._units, self._schedule.share
+        size = share * units.count
+        if self._steps is not None and share < 1:
+            # An update is taken to have as many examples as a batch of the objective.
+            size = min(size, share * self._steps * units.per_batch)
+        batch = units.per_batch if self._objective.batch_norm == "batch" else 1
+        size = max(batch, round(size / batch) * batch)
+        seed = self._objective.seed + self._schedule.window
+        return torch.randperm(units.count, generator=torch.Generator().manual_seed(seed))[:size]
+
+    def _write_row(self) -> None:
+        """The row of the last windows, which were observed one after the other."""
+        observed = [*self._remembered][-min(MOST, self._schedule.run) :]
+        target = _join([o.target for o in observed])
+        equations = target.equations(self._regularizers, known=self._known or None)
+        examples = sum(o.examples for o in observed)
+        window = self._schedule.window
+        row = WatchRow(self.updates, window, examples, replace(equations, origin=None))
+        self.rows.append(row)
+        if self._log is not None:
+            self._log(row)
+
+    def _outlook(self) -> str:
+        """When the first row is to be expected."""
+        times = self._clock.training, self._clock.watching
+        count = self._schedule.windows_to_first_row(*times)
+        unit = "epochs" if self._steps is None else f"windows of {self._steps} updates"
+        text = f"about {count} more {unit} of training are needed for the first one"
+        return f"{text}, fewer with a larger budget=." if self._schedule.budget else f"{text}."
+
+
+class _Observed(NamedTuple):
+    """One observed window."""
+
+    target: Target
+    examples: int
+    columns: list[dict[str, Params]]
+    """Mean gradients of the averaged regularizers."""
+
+
+def _join(targets: Sequence[Target]) -> Target:
+    """The target of several windows, each a source of its own."""
+    points = tuple(point for target in targets for point in target.points)
+    sampled = any(target.setting.sampled for target in targets)
+    return Target(replace(targets[-1].setting, piece=len(points), sampled=sampled), points)
+
+
+def watch(  # noqa: PLR0913 # what is watched, then keyword options
+    model: nn.Module,
+    optimizer: Optimizer,
+    objective: Objective,
+    regularizers: Regularizer | Sequence[Regularizer],
+    *,
+    every: int,
+    steps: int | None = None,
+    budget: float | None = 0.02,
+    known: Mapping[Regularizer, float] | None = None,
+    log: Callable[[WatchRow], object] | None = None,
+) -> Watch:
+    """Watch the strengths along training, for a small part of its time.
+
+    Training is divided into windows: epochs, which `Watch.end_epoch()` ends, or `steps` updates.
+    Some are observed, in runs of four to six, and each of those has the equations of
+    `average_epochs`,
+
+        Σ λ_k ∇R_k = −∇L(θ̄) − Δθ/time,
+
+    with ∇L over a sample of its own of the data. A row is their fit. Their disagreement gives its
+    error bars, of kind "sampling" where the samples are parts of the data, and else of "training".
+
+    Training is bitwise the same as without: nothing of the model, the optimizer, the gradients or
+    the random state is changed.
+
+    Trap: small samples make wide intervals. Six windows with 10 % of an epoch's examples each leave
+    about 7 % of a strength that whole epochs determine well; read the intervals.
+
+    Args:
+        model: the model that is trained.
+        optimizer: torch's SGD, Adam or AdamW, or a wrapper that holds it as `.optimizer`.
+        objective: the loss over the training data, without any penalty, of this model.
+        regularizers: candidates whose strengths are estimated.
+        every: a row after so many windows; of their last six at most.
+        steps: the number of updates of a window, for runs of less than an epoch or a few; by
+            default a window is an epoch.
+        budget: the part of the training's time that watching may take: a row that would exceed it
+            comes later, and short runs may have none. None: all rows, on all the data. A budget of
+            b takes ∇L of a window on b·every/12 of its examples, but at least on 10 %.
+        known: penalties that training did apply, with their strengths.
+        log: log(row) is called with every new row; `row.metrics()` has names for loggers.
+
+    >>> import tacit
+    >>> torch.manual_seed(0)  # doctest: +ELLIPSIS
+    <torch...>
+    >>> X = torch.randn(960, 3).double()
+    >>> y = X.sum(1, keepdim=True) + 0.1 * torch.randn(960, 1).double()
+    >>> model = torch.nn.Linear(3, 1, bias=False).double()
+    >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.02, weight_decay=0.2)
+    >>> objective = tacit.Objective(model, torch.nn.functional.mse_loss, (X, y))
+    >>> watched = watch(model, optimizer, objective, [tacit.l2()], every=10, budget=None)
+    >>> for epoch in range(20):
+    ...     for rows in torch.randperm(960).split(16):
+    ...         optimizer.zero_grad()
+    ...         torch.nn.functional.mse_loss(model(X[rows]), y[rows]).backward()
+    ...         optimizer.step()
+    ...     watched.end_epoch()
+    >>> [row.window for row in watched.rows]
+    [10, 20]
+    >>> round(watched.fit.strengths["l2"], 2)  # weight decay 0.2 is 0.1 ‖θ‖²
+    0.1
+    """
+    check_type("model", model, nn.Module, "the torch.nn.Module that is trained")
+    check_objective(objective, what="objective")
+    candidates = check_candidates(regularizers, known)
+    check_whole("every", every)
+    if steps is not None:
+        check_whole("steps", steps)
+    if budget is not None:
+        check_number("budget", budget, above=0)
+    check_type("log", log, Callable | None, "a function of a row, or None")
+    _check_same_model(model, objective)
+    schedule = Schedule(every, budget)
+    return Watch(
+        model, optimizer, objective, candidates.estimated, schedule,
+        steps=steps, known=candidates.known, log=log,
+    )  # fmt: skip
+
+
+def _check_same_model(model: nn.Module, objective: Objective) -> None:
+    """Refuse an objective of other weights than those that are trained."""
+    trained = {p.data_ptr() for p in trainable(model).values()}
+    others = [n for n, p in objective.params.items() if p.data_ptr() not in trained]
+    if others:
+        raise InputError(
+            f"the objective's {others[0]!r} is no parameter of the model that is watched: make "
+            "the objective with the model that is trained, not with a copy."
+        )
