@@ -12,7 +12,8 @@ from torch import nn
 from torch.nn import functional as F
 
 import tacit
-from tacit.equations.equations import Block, Equations
+from tacit.equations.blocks import Block
+from tacit.equations.equations import Equations
 from tacit.equations.factors import triangular_factor
 
 BETA, RATE, RIDGE, BURN_IN = 0.9, 0.002, 0.1, 60

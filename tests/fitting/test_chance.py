@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 import tacit
 from tacit import reference
-from tacit.equations.equations import Block
+from tacit.equations.blocks import Block
 from tacit.fitting.chance import chance, chances
 from tacit.fitting.shares import unique_shares
 from tacit.fitting.solving import System

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 import tacit
 from tacit import reference
-from tacit.equations.equations import Block
+from tacit.equations.blocks import Block
 from tacit.equations.factors import triangular_factor
 from tacit.fitting.shares import ordered_shares, products_of_points, unique_shares
 

@@ -6,7 +6,8 @@ import torch
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from tacit.equations.equations import Block, Equations
+from tacit.equations.blocks import Block
+from tacit.equations.equations import Equations
 from tacit.equations.factors import triangular_factor
 from tacit.equations.sources import Family, Source
 from tacit.fitting.problems import PROBLEMS

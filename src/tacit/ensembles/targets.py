@@ -7,8 +7,9 @@ import torch
 
 from tacit.ensembles.members import Ensemble, flatten_members, member_norms
 from tacit.ensembles.penalties import Strengths, check_penalties, expand_strengths
+from tacit.equations.blocks import Block
 from tacit.equations.candidates import BoundCandidates, check_candidates
-from tacit.equations.equations import Block, Equations
+from tacit.equations.equations import Equations
 from tacit.equations.factors import triangular_factor
 from tacit.equations.rows import count_left_out, read_rows
 from tacit.equations.sources import Source

@@ -1,8 +1,9 @@
 """Linear equations in the strengths, and the ways to write them."""
 
+from tacit.equations.blocks import Block
 from tacit.equations.difference import difference_equations, difference_target
 from tacit.equations.epochs import EpochAverages, average_epochs
-from tacit.equations.equations import Block, Equations, stack
+from tacit.equations.equations import Equations, stack
 from tacit.equations.flow import adam_flow, euler, on_batches, rk4
 from tacit.equations.recording import Recorder, record
 from tacit.equations.resampling import bootstrap, less_collinear

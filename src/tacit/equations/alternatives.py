@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from tacit.equations.blocks import Block
 from tacit.equations.candidates import BoundCandidates, Candidates
-from tacit.equations.equations import Block, Equations
+from tacit.equations.equations import Equations
 from tacit.equations.factors import factor_of
 from tacit.equations.rows import Part, ScatterSum, read_block
 from tacit.objective.params import Params, norm

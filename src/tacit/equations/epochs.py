@@ -33,6 +33,7 @@ from tacit.objective.params import (
     Point,
     Scope,
     float64_zeros,
+    move_like,
     norm,
     same_buffers,
     shorten,
@@ -384,22 +385,6 @@ def _add(sums: Params, tensors: Mapping[str, Tensor]) -> None:
 
 def _divide(sums: Params, count: int) -> Params:
     return {n: total / count for n, total in sums.items()}
-
-
-def move_like(state: Any, params: Params) -> Any:
-    """A copy of nested values, with tensors under a parameter's name moved to its device."""
-    if isinstance(state, Tensor):
-        return state.clone()
-    if isinstance(state, Mapping):
-        return {
-            key: value.clone().to(params[key].device)
-            if key in params and isinstance(value, Tensor)
-            else move_like(value, params)
-            for key, value in state.items()
-        }
-    if isinstance(state, list | tuple):
-        return type(state)(move_like(value, params) for value in state)
-    return state
 
 
 def _row_products(a: Tensor, b: Tensor) -> Tensor:

@@ -4,63 +4,33 @@ Signs and scale, once: ∇L + Σ λ_k ∇R_k = 0, L the mean over examples, R a 
 """
 
 import json
-import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from itertools import pairwise
-from typing import TYPE_CHECKING, Any, get_args
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from tacit.equations.blocks import Block, select_from_block
+from tacit.equations.equations_files import equations_content, read_equations
 from tacit.equations.factors import triangular_factor
 from tacit.equations.files import EQUATIONS, read_file, write_file
 from tacit.equations.noise import (
     Scatter,
     check_groups,
-    check_scatter,
     correct_factor,
-    select_scatter,
     sum_scatter,
 )
 from tacit.equations.sources import Family, Source
 from tacit.errors import InputError, check_type
-from tacit.plain import check_plain, parse_json
-from tacit.regularizers.family import FamilyKind, Shape
+from tacit.plain import parse_json
 
 if TYPE_CHECKING:
     from tacit.equations.target import Origin
 
 SMALLEST = 1e-140
 """Columns below this are not fitted: the squares of such numbers are zero in float64."""
-MAX_NUMBERS = 2**27
-"""Numbers (1 GiB) that a file may always need in memory; above, at most 100 times what it holds."""
-
-
-@dataclass(frozen=True, eq=False)
-class Block:
-    """The equations of one layer at one point, as R of a QR factorisation of [design | targets].
-
-    `columns` are those that are not zero in this layer; `factor` has one column for each of them,
-    then one per target. RᵀR holds all inner products, and R keeps their full precision.
-    `left_out` counts rows at kinks of a regularizer (θ = 0 under l1), which are in no equation.
-    `floor` is the norm of a target that would be only rounding. Columns in `noisy` are means over
-    groups of probes, and `scatter` has products of the groups' deviations: see `noise.Scatter`.
-    """
-
-    layer: str
-    columns: tuple[int, ...]
-    factor: Tensor
-    rows: int
-    left_out: int
-    floor: float
-    source: int = 0
-    step: int = 0
-    points: int = 1
-    """In `Equations.means`: how many sources or steps it is of, this one and every second later."""
-    noisy: tuple[int, ...] = ()
-    scatter: Tensor | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -185,9 +155,9 @@ class Equations:
             self,
             families=tuple(_select_families(self.families, position)),
             names=tuple(self.names[column] for column in columns),
-            blocks=tuple(_select_block(block, position) for block in self.blocks),
+            blocks=tuple(select_from_block(block, position) for block in self.blocks),
             origin=None,
-            means=tuple(_select_block(block, position) for block in self.means),
+            means=tuple(select_from_block(block, position) for block in self.means),
             alternatives=(),
             other_families=(),
         )
@@ -209,13 +179,13 @@ class Equations:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the equations (safetensors): they are the costly part, and refitting is free."""
-        write_file(path, *self._content(), EQUATIONS)
+        write_file(path, *equations_content(self), EQUATIONS)
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> "Equations":
         """Read equations that `save` wrote; a file that is damaged or made up is refused."""
         try:
-            return _checked(*read_file(path, EQUATIONS))
+            return Equations(**vars(read_equations(*read_file(path, EQUATIONS))))
         except InputError:
             raise
         except (ValueError, RecursionError) as error:
@@ -223,7 +193,7 @@ class Equations:
 
     def state_dict(self) -> dict[str, Any]:
         """What `save` writes, as a text and tensors that fit into a checkpoint."""
-        header, tensors = self._content()
+        header, tensors = equations_content(self)
         return {"format": EQUATIONS, "head": json.dumps(header), "tensors": tensors}
 
     @staticmethod
@@ -232,172 +202,16 @@ class Equations:
         try:
             if state["format"] != EQUATIONS:
                 raise ValueError(f"its format is {state['format']!r}, not {EQUATIONS!r}")
-            return _checked(parse_json(state["head"]), [t.cpu() for t in state["tensors"]])
+            header, tensors = parse_json(state["head"]), [t.cpu() for t in state["tensors"]]
+            return Equations(**vars(read_equations(header, tensors)))
         except (ValueError, RecursionError) as error:
             raise InputError(f"the state of equations is damaged: {error}.") from error
-
-    def _content(self) -> tuple[dict[str, Any], list[Tensor]]:
-        """The plain values, and the factors of all blocks."""
-        header = {
-            "families": [asdict(family) for family in self.families],
-            "names": self.names,
-            "targets": self.targets,
-            "sources": [asdict(source) for source in self.sources],
-            "blocks": [_without_factor(block) for block in self.blocks],
-            "means": [_without_factor(block) for block in self.means],
-            "alternatives": [_without_factor(block) for block in self.alternatives],
-            "other_families": self.other_families,
-        }
-        blocks = (*self.blocks, *self.means, *self.alternatives)
-        scatters = [block.scatter for block in blocks if block.scatter is not None]
-        return header, [*(block.factor for block in blocks), *scatters]
-
-
-def _checked(header: dict[str, Any], factors: list[Tensor]) -> Equations:
-    """The equations of this content; a ValueError says what no writer writes."""
-    if any(factor.dtype != torch.float64 for factor in factors):
-        raise ValueError("its matrices are not in float64")
-    equations = _from_header(header, factors)
-    _check_columns(equations)
-    _check_blocks(equations)
-    _check_means(equations)
-    _check_alternatives(equations)
-    return equations
 
 
 def _piece(source: Source, piece: int, size: int) -> Source:
     """The source of every so many successive steps of a trajectory."""
     sizes = source.step_sizes[piece * size : (piece + 1) * size]
     return replace(source, steps=size, step_sizes=sizes)
-
-
-@dataclass(frozen=True)
-class _Header:
-    """The plain values of a file, beside the factors of its blocks."""
-
-    families: tuple[Family, ...]
-    names: tuple[str, ...]
-    targets: int
-    blocks: tuple[Block, ...]
-    sources: tuple[Source, ...]
-    means: tuple[Block, ...]
-    alternatives: tuple[Block, ...] = ()
-    other_families: tuple[str, ...] = ()
-
-
-def _from_header(header: dict[str, Any], factors: list[Tensor]) -> Equations:
-    """The equations of a file, with every value of its type."""
-    kinds = ("blocks", "means", "alternatives")
-    parts = [check_plain(tuple[dict[str, Any], ...], header.get(k), k) for k in kinds]
-    count, noisy = sum(map(len, parts)), sum(bool(b.get("noisy")) for part in parts for b in part)
-    if count + noisy != len(factors):
-        raise ValueError(f"it has {count} blocks and {len(factors) - noisy} matrices")
-    each, scatters = iter(factors), iter(factors[count:])
-    whole = {
-        kind: [
-            {"factor": next(each), "scatter": next(scatters) if b.get("noisy") else None, **b}
-            for b in blocks
-        ]
-        for kind, blocks in zip(kinds, parts, strict=True)
-    }
-    return Equations(**vars(check_plain(_Header, {**header, **whole}, "the head")))
-
-
-def _check_columns(equations: Equations) -> None:
-    """Refuse columns that no writer writes: a ValueError says what does not fit together."""
-    names = equations.names
-    if not (names and equations.targets and equations.sources and equations.blocks):
-        raise ValueError("it has no columns, targets, sources or blocks")
-    if len({*names}) != len(names) or not all(names):
-        raise ValueError("columns have the same name, or none")
-    if sum(family.size for family in equations.families) != len(names):
-        raise ValueError(f"its families do not have {len(names)} columns")
-    for family in equations.families:
-        _check_family(family)
-    counts = {f.name: f.size + 1 for f in equations.families if f.shape is not None}
-    for source in equations.sources:
-        _check_source(source)
-        if any(len(c) != counts.get(name, len(c)) for name, c in source.counts.items()):
-            raise ValueError("a source counts weights between other knots")
-
-
-def _check_blocks(equations: Equations) -> None:
-    """Refuse blocks that do not fit together, or whose joint factor needs too much memory."""
-    blocks = (*equations.blocks, *equations.means)
-    for block in blocks:
-        _check_block(block, len(equations.names), equations.targets, len(equations.sources))
-    check_groups(blocks)
-    width = len(equations.names) + equations.targets
-    stored = sum(block.factor.numel() for block in blocks)
-    joined = width * (width + sum(len(block.factor) for block in blocks))
-    if noisy := [block.scatter for block in blocks if block.scatter is not None]:
-        joined += (width + sum(scatter.shape[1] for scatter in noisy)) ** 2
-    if joined > max(MAX_NUMBERS, 100 * stored):
-        raise ValueError(f"{stored} numbers would need {joined / 2**27:.3g} GiB of memory")
-
-
-def _check_means(equations: Equations) -> None:
-    """Refuse means over points that are not there."""
-    points = {(block.layer, block.source, block.step) for block in equations.blocks}
-    for mean in equations.means:
-        last = 2 * (mean.points - 1)
-        epoch = mean.source < len(equations.sources) and equations.sources[mean.source].epoch
-        end = (mean.source + last, 0) if epoch else (mean.source, mean.step + last)
-        if mean.points < 2 or (mean.layer, *end) not in points:
-            raise ValueError(f"a mean over {mean.points} points has not all of them")
-
-
-def _check_alternatives(equations: Equations) -> None:
-    """Refuse blocks of other families that do not have all columns."""
-    columns = tuple(range(len(equations.names) + len(equations.other_families)))
-    for block in equations.alternatives:
-        _check_block(block, len(columns), equations.targets, len(equations.sources))
-        if block.columns != columns or not equations.other_families:
-            raise ValueError(f"alternatives have {len(block.columns)} columns, not {len(columns)}")
-
-
-def _check_family(family: Family) -> None:
-    triangle = math.isqrt(2 * family.size)
-    whole = family.kind != "symmetric" or triangle * (triangle + 1) == 2 * family.size
-    if family.kind not in get_args(FamilyKind) or not family.size or not whole:
-        raise ValueError(f"a family of {family.size} columns is {family.kind[:40]!r}")
-    if len(family.bounded) not in (0, family.size):
-        raise ValueError(f"{len(family.bounded)} of {family.size} columns have bounds")
-    if family.shape is not None:
-        _check_shape(family, family.shape)
-
-
-def _check_shape(family: Family, shape: Shape) -> None:
-    knots, marks = shape.knots, family.bounded or (False,) * family.size
-    rising = all(a < b for a, b in pairwise(knots)) and not (
-        shape.even and min(knots, default=0.0) < 0
-    )
-    known = shape.of in ("weights", "singular values") and not shape.counts
-    if len(knots) != family.size or not rising or not known or shape.bounded != marks:
-        raise ValueError(f"{len(knots)} knots of {family.size} columns do not fit them")
-
-
-def _check_source(source: Source) -> None:
-    if source.mode not in ("endpoint", "difference", "trajectory", "accumulated"):
-        raise ValueError(f"mode of a source is {source.mode[:40]!r}")
-    norms = {k: v for k, v in vars(source).items() if isinstance(v, float) and k != "loss_value"}
-    if negative := [k for k, v in norms.items() if v < 0]:
-        raise ValueError(f"{', '.join(negative)} of a source is negative")
-
-
-def _check_block(block: Block, columns: int, targets: int, sources: int) -> None:
-    shape, where = tuple(block.factor.shape), f"a block of layer {block.layer[:40]!r}"
-    if len({*block.columns}) != len(block.columns) or max(block.columns, default=0) >= columns:
-        raise ValueError(f"{where} has columns that are repeated or missing")
-    width = len(block.columns) + targets
-    if len(shape) != 2 or shape[1] != width or shape[0] > min(width, block.rows):
-        raise ValueError(f"{where} has {block.rows} rows, {width} columns and a matrix of {shape}")
-    if block.source >= sources:
-        raise ValueError(f"{where} is of source {block.source}, and there are {sources}")
-    if block.floor < 0 or not torch.isfinite(block.factor).all():
-        raise ValueError(f"{where} has a negative floor, or numbers that are not finite")
-    if block.noisy or block.scatter is not None:
-        check_scatter(block, width, where)
 
 
 def stack(equations: Iterable[Equations]) -> Equations:
@@ -465,7 +279,7 @@ def _stack_alternatives(
         wanted = (*part.names, *others)
         for block in part.alternatives:
             if names != wanted:
-                block = _select_block(block, {names.index(n): i for i, n in enumerate(wanted)})
+                block = select_from_block(block, {names.index(n): i for i, n in enumerate(wanted)})
             blocks.append(replace(block, source=block.source + sources))
         sources += len(part.sources)
     return tuple(others), tuple(blocks)
@@ -477,21 +291,6 @@ def _widen(columns: tuple[int, ...], factor: Tensor, width: int) -> Tensor:
     wide = torch.zeros(len(factor), width, dtype=torch.float64)
     wide[:, [*columns, *range(width - targets, width)]] = factor
     return wide
-
-
-def _select_block(block: Block, position: dict[int, int]) -> Block:
-    """The block with only these columns, at these positions."""
-    selected = [i for i, column in enumerate(block.columns) if column in position]
-    targets = range(len(block.columns), block.factor.shape[1])
-    factor = triangular_factor(block.factor[:, [*selected, *targets]])
-    columns = tuple(position[block.columns[i]] for i in selected)
-    places, scatter = select_scatter(block, selected)
-    noisy = tuple(columns[place] for place in places)
-    return replace(block, columns=columns, factor=factor, noisy=noisy, scatter=scatter)
-
-
-def _without_factor(block: Block) -> dict[str, Any]:
-    return {k: v for k, v in vars(block).items() if k not in ("factor", "scatter")}
 
 
 def _select_families(families: tuple[Family, ...], position: dict[int, int]) -> Iterable[Family]:

@@ -12,8 +12,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from tacit.equations.blocks import Block
 from tacit.equations.candidates import BoundCandidates, Candidates
-from tacit.equations.equations import Block, Equations
+from tacit.equations.equations import Equations
 from tacit.equations.rows import write_blocks
 from tacit.objective.params import Params
 

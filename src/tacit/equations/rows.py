@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tacit.equations.blocks import Block
 from tacit.equations.candidates import BoundCandidates, slices
-from tacit.equations.equations import Block
 from tacit.equations.factors import FactorSum, factors_of, triangular_factor
 from tacit.errors import InputError
 from tacit.objective.params import Params, layer_of, read_numbers, to_float64

@@ -12,8 +12,9 @@ from typing import Any
 from torch import Tensor
 
 from tacit.equations.alternatives import leave_unexplained, other_families, write_alternatives
+from tacit.equations.blocks import Block
 from tacit.equations.candidates import BoundCandidates, Candidates, ScaledByTime, check_candidates
-from tacit.equations.equations import Block, Equations, stack
+from tacit.equations.equations import Equations, stack
 from tacit.equations.near_zero import find_near_zero
 from tacit.equations.points import Setting, TargetPoint
 from tacit.equations.rows import write_blocks, write_means

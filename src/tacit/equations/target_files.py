@@ -146,7 +146,8 @@ def read_content(
         raise ValueError("it has more tensors than its points")
     setting = Setting(
         head.mode, None, groups=head.groups, epochs=head.epochs, sampled=head.sampled,
-        piece=head.piece, every=max(1, head.every), in_file=head.in_target, scale_in_file=head.scale,
+        piece=head.piece, every=max(1, head.every), in_file=head.in_target,
+        scale_in_file=head.scale,
     )  # fmt: skip
     return setting, points
 

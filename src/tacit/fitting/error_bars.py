@@ -224,13 +224,11 @@ def layer_errors(equations: Equations) -> ErrorBars | None:
 def source_errors(equations: Equations) -> ErrorBars | None:
     """Error bars from leaving out one stacked endpoint (or trajectory, or epoch) at a time.
 
-    Sources are assumed to be independent. Epochs of one run are not quite independent: an example
-    influences the weights only after it was seen, so the epoch's mean lags, and all epochs are
-    shifted in the same direction by an amount of the order of the step size. `SHARED` allows for
-    this shift: however many epochs there are, the variance is at least that part of one epoch's.
-
-    Parts of epochs with a sample each disagree by the choice of examples, of those that were
-    trained on and of those that ∇L was taken on, which is larger by far: error bars of "sampling".
+    Sources are assumed to be independent. Epochs of one run are not quite: an example influences
+    the weights only after it was seen, so that all epochs are shifted in the same direction, by an
+    amount of the order of the step size. `SHARED` allows for this shift: however many epochs there
+    are, the variance is at least that part of one epoch's. Windows with a sample of examples each
+    disagree by their samples, which is larger by far: error bars of "sampling".
     """
     labels = [block.source for block in equations.blocks]
     parts, noise = _stacked_factors(equations, labels), noise_by_label(equations, labels)

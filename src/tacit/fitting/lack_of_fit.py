@@ -10,7 +10,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tacit.equations.alternatives import WEIGHTS
-from tacit.equations.equations import Block, Equations
+from tacit.equations.blocks import Block
+from tacit.equations.equations import Equations
 from tacit.equations.factors import triangular_factor
 from tacit.fitting.column_noise import PartNoise, noise_by_label, residuals_of_groups
 from tacit.fitting.error_bars import SHARED, factors_by_label, jackknife

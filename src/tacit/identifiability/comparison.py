@@ -11,7 +11,8 @@ from typing import Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
-from tacit.equations.equations import Block, Equations
+from tacit.equations.blocks import Block
+from tacit.equations.equations import Equations
 from tacit.equations.factors import running_factors
 from tacit.errors import InputError, check_choice
 from tacit.fitting.column_noise import PartNoise, noise_by_label

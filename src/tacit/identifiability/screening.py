@@ -22,6 +22,7 @@ from tacit.fitting.solving import System
 from tacit.identifiability.comparison import ClusterKind
 from tacit.identifiability.group_tests import LEVEL, GroupTests
 from tacit.identifiability.proposals import propose
+from tacit.identifiability.screen_plot import draw_screen
 from tacit.identifiability.screen_text import write_screen
 from tacit.identifiability.sign_flips import least_p
 from tacit.objective.objective import Objective
@@ -112,8 +113,6 @@ class Screen:
 
     def plot(self) -> "Figure":
         """What every candidate explains alone and adds, by group, as a matplotlib Figure."""
-        from tacit.identifiability.screen_plot import draw_screen
-
         return draw_screen(self)
 
     def __str__(self) -> str:

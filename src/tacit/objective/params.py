@@ -349,6 +349,22 @@ def describe(value: Any) -> str:
     return f"a tensor of shape {tuple(value.shape)}" if tensor else f"a {type(value).__name__}"
 
 
+def move_like(state: Any, params: Params) -> Any:
+    """A copy of nested values, with tensors under a parameter's name moved to its device."""
+    if isinstance(state, Tensor):
+        return state.clone()
+    if isinstance(state, Mapping):
+        return {
+            key: value.clone().to(params[key].device)
+            if key in params and isinstance(value, Tensor)
+            else move_like(value, params)
+            for key, value in state.items()
+        }
+    if isinstance(state, list | tuple):
+        return type(state)(move_like(value, params) for value in state)
+    return state
+
+
 def shorten(names: Iterable[str], most: int = 6) -> str:
     """The first few names for a message, and the number of further ones."""
     names = list(names)

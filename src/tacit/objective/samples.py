@@ -57,8 +57,9 @@ def _units(objective: Objective) -> Units:
         first = next(iter(data.values() if isinstance(data, Mapping) else data))
 
         def rows(numbers: Tensor) -> Batches:
-            parts = map_tensors((data, objective.weights), lambda t: t[numbers.to(t.device)])
-            return open_batches(*parts, size, shuffled=grouped)
+            whole = data, objective.weights
+            values, weights = map_tensors(whole, lambda t: t[numbers.to(t.device)])
+            return open_batches(values, weights, size, shuffled=grouped)
 
         return Units(len(first), size, rows)
     if is_indexed(data):
@@ -90,14 +91,13 @@ def _units_of_loader(loader: DataLoader, *, shuffled: bool) -> Units:
 
         return Units(len(members), size, examples)
     composed: list[Any] = list(loader.batch_sampler or loader.sampler)
-    options = {"collate_fn": loader.collate_fn}
 
     def batches(numbers: Tensor) -> Batches:
         chosen = [composed[i] for i in numbers.tolist()]
         if loader.batch_sampler is None:  # the data set has whole batches as its items
-            part = DataLoader(loader.dataset, batch_size=None, sampler=chosen, **options)
+            part = DataLoader(loader.dataset, None, sampler=chosen, collate_fn=loader.collate_fn)
         else:
-            part = DataLoader(loader.dataset, batch_sampler=chosen, **options)
+            part = DataLoader(loader.dataset, batch_sampler=chosen, collate_fn=loader.collate_fn)
         return _listed(part)
 
     return Units(len(composed), 1, batches)

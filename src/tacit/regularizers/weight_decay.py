@@ -18,6 +18,7 @@ COUPLED_STEPS = (
     "Adadelta.step", "RMSprop.step", "LBFGS.step", "Rprop.step",
 )  # fmt: skip
 """Steps of torch that add weight decay to the gradient (or have none), unless a group decouples."""
+ADAM_STEPS = ("Adam.step", "AdamW.step")
 
 
 def optimizer_penalties(optimizer: Optimizer, model: nn.Module) -> dict[Regularizer, float]:
@@ -33,8 +34,9 @@ def optimizer_penalties(optimizer: Optimizer, model: nn.Module) -> dict[Regulari
     `known=`, or its list as candidates.
 
     Trap: for AdamW the metric is that of the optimizer's state now. Call this after training, where
-    the equations are written. A parameter that had no gradient in some steps was not decayed in
-    those, so that its strength is smaller.
+    the equations are written; only what `watch` and `average_epochs` record has a metric of its
+    own. A parameter that had no gradient in some steps was not decayed in those, so that its
+    strength is smaller.
 
     >>> import torch
     >>> model = nn.Linear(3, 1)
@@ -75,9 +77,15 @@ def metric_ridge(
     that further training does not change the penalty; equations of `average_epochs` use that of
     each epoch instead. AdamW's `weight_decay=w` is strength w/2. Parameters that had no gradient
     have no state, and are not covered.
+
+    Before the optimizer's first step there is no v̂ yet: then the penalty is only for equations that
+    bring a metric, of `average_epochs` and `watch`.
     """
-    metric = adam_metric(unwrap_optimizer(optimizer), model)
-    if not metric:
+    optimizer = unwrap_optimizer(optimizer)
+    trained_names(optimizer, model)  # refuses a model that it does not train
+    metric = adam_metric(optimizer, model)
+    is_untrained_adam = step_rule(optimizer) in ADAM_STEPS and not any(optimizer.state.values())
+    if not metric and not is_untrained_adam:
         raise InputError(
             f"the state of {type(optimizer).__name__} has no mean of squared gradients (exp_avg_sq)"
             " for this model: pass an Adam or AdamW optimizer that has trained it."
@@ -89,6 +97,12 @@ def ridge_in_metric(metric: Params, scope: Scope = None, *, name: str) -> Regula
     """Ridge in this metric, by parameter: see `metric_ridge`."""
 
     def covers(theta: Tensor, tensor_name: str) -> bool:
+        if not metric:
+            raise InputError(
+                f"{name} was made before the optimizer's first step, when Adam's squared gradients "
+                "were not known: make it after training. Only equations of average_epochs and "
+                "watch bring those of their epochs."
+            )
         if tensor_name in metric and metric[tensor_name].shape != theta.shape:
             raise InputError(
                 f"{name}: {tensor_name!r} has shape {tuple(theta.shape)}, and in the optimizer "

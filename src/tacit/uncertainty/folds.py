@@ -7,8 +7,9 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from tacit.equations.blocks import Block
 from tacit.equations.candidates import BoundCandidates, check_candidates, slices
-from tacit.equations.equations import Block, Equations
+from tacit.equations.equations import Equations
 from tacit.equations.resampling import CandidatesOf, TensorData, check_candidates_of, check_tensors
 from tacit.equations.rows import read_rows
 from tacit.equations.target import endpoint_target

@@ -24,7 +24,7 @@ from tacit.errors import InputError, check_number, check_type, check_whole
 from tacit.fitting.fits import Fit, fit
 from tacit.objective.models import trainable
 from tacit.objective.objective import Objective, check_objective
-from tacit.objective.params import Params
+from tacit.objective.params import Params, shorten
 from tacit.objective.samples import sample, units_of
 from tacit.regularizers.family import Regularizer
 from tacit.regularizers.weight_decay import unwrap_optimizer
@@ -64,7 +64,7 @@ class WatchRow:
 class Watch:
     """Watches a training loop; made by `watch`. Print it for a table of its rows."""
 
-    def __init__(  # noqa: PLR0913 # made by `watch`, whose arguments these are
+    def __init__(  # made by `watch`, whose arguments these are
         self,
         model: nn.Module,
         optimizer: Optimizer,
@@ -150,12 +150,19 @@ class Watch:
         window: of large models up to thirty times the bytes of the parameters in float64.
         """
         return {
+            "regularizers": [r.name for r in (*self._regularizers, *self._known)],
             "updates": self.updates,
             "position": self._position,
             "schedule": self._schedule.state_dict(),
             "clock": self._clock.state_dict(),
             "rows": [
-                {**_numbers_of(row), "equations": row.equations.state_dict()} for row in self.rows
+                {
+                    "update": row.update,
+                    "window": row.window,
+                    "examples": row.examples,
+                    "equations": row.equations.state_dict(),
+                }
+                for row in self.rows
             ],
             "recorded": None if self._recorded is None else self._recorded.state_dict(),
             "observed_windows": [
@@ -170,6 +177,12 @@ class Watch:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from `state_dict`, after the model and the optimizer were restored."""
+        names = [r.name for r in (*self._regularizers, *self._known)]
+        if state["regularizers"] != names:
+            raise InputError(
+                f"the state is of a watch with the regularizers {shorten(state['regularizers'])}, "
+                f"and this one has {shorten(names)}: make it with the same ones."
+            )
         self.close()
         self.updates, self._position = state["updates"], state["position"]
         self._schedule.load_state_dict(state["schedule"])

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from tacit import screen
-from tacit.equations.equations import Block, Equations
+from tacit.equations.blocks import Block
+from tacit.equations.equations import Equations
 from tacit.equations.factors import triangular_factor
 from tacit.equations.sources import Family, Source
 from tacit.identifiability import Screen, compare
