@@ -78,8 +78,10 @@ def test_a_sum_over_scopes_is_found_in_parts():
     screen = tacit.screen(network(penalty)[0])
     assert screen.verdict == "answer"
     assert screen.fit.explained > 0.9999
-    expected = {"l2": 0.002, "l2[biases]": 0.038}  # of equals, the one without negative strengths
+    # Of pairs with the same span, that whose columns are least alike; l2, their sum, is no rival.
+    expected = {"l2[matrices]": 0.002, "l2[biases]": 0.04}
     assert screen.fit.strengths == pytest.approx(expected, rel=1e-4)
+    assert {*screen.groups[0].named} == {*expected}
 
 
 def test_two_penalties_of_one_group_are_both_found():

@@ -202,7 +202,9 @@ def test_before_the_first_step_only_equations_with_a_metric_can_be_written():
     optimizer = optim.AdamW(model.parameters(), lr=0.01, weight_decay=DECAY)
     (early,) = tacit.optimizer_penalties(optimizer, model)
     objective = tacit.Objective(model, F.mse_loss, data)
-    with pytest.raises(tacit.InputError, match="before the optimizer's first step.*after training"):
+    with pytest.raises(
+        tacit.InputError, match=r"before the optimizer's first step.*after training"
+    ):
         tacit.endpoint_equations(objective, [early])
     averages = tacit.average_epochs(model, optimizer)
     take_step(model, optimizer, *data)

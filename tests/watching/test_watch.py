@@ -226,6 +226,40 @@ def test_rows_are_logged_and_printed():
     assert watch.rows[0].metrics("decay/")["decay/strength/l2"] == logged[0].fit.strengths["l2"]
 
 
+def watch_linear(seed, decays):
+    """A watch of ridge in a linear regression, whose weight decay is changed after 40 epochs."""
+    torch.manual_seed(seed)
+    inputs = torch.randn(240, 4).double()
+    targets = inputs.sum(1, keepdim=True) + 0.1 * torch.randn(240, 1).double()
+    loop = Loop(
+        options={"lr": 0.02},
+        make_model=lambda _: nn.Linear(4, 1, bias=False).double(),
+        data=(inputs, targets),
+        seed=seed,
+    )
+    watch = loop.watch([tacit.l2()], every=10, budget=None)
+    for decay in decays:
+        loop.optimizer.param_groups[0]["weight_decay"] = decay
+        loop.train(40, watch.end_epoch)
+    return watch
+
+
+@pytest.mark.slow
+def test_a_strength_that_changes_along_training_is_a_problem():
+    watch = watch_linear(0, [0.1, 0.4])
+    assert not watch.rows[0].fit.problems
+    (problem,) = watch.problems
+    assert (problem.kind, problem.names) == ("drifting", ("l2",))
+    assert "at window 80, further apart than their error bars allow" in problem.message
+    assert "[1] drifting" in watch.summary()
+
+
+@pytest.mark.slow
+def test_a_constant_strength_is_hardly_ever_called_a_change():
+    changed = sum(bool(watch_linear(seed, [0.2, 0.2]).problems) for seed in range(200, 210))
+    assert changed <= 1
+
+
 def test_updates_that_a_scaler_skips_do_not_count():
     loop = Loop(make_model=lambda seed: tanh_mlp(seed).float(), data=tuple(t.float() for t in DATA))
     scaler = torch.amp.GradScaler("cpu")

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from tacit.equations.equations import Equations
 from tacit.fitting.error_bars import factors_by_label
-from tacit.fitting.shares import equations_of, explained_by
+from tacit.fitting.shares import equations_of, explained_by, products_of_points
 from tacit.fitting.solving import System
 from tacit.identifiability.comparison import ClusterKind, compare
-from tacit.identifiability.sign_flips import flip_test, holm
+from tacit.identifiability.sign_flips import NOTHING_LEFT, flip_test, holm
 
 ALIKE = 0.7
 """|cosine| of two columns above which their candidates are in one group."""
@@ -21,6 +21,8 @@ LEVEL = 0.05
 """Probability of a false claim, over all groups (Holm)."""
 LEAST_ADDED = 0.01
 """A candidate that adds less of the target than this is not chosen."""
+MOST_LEFT = 0.8
+"""Two members of a group are chosen where they leave at most this part of what the best leaves."""
 SWEEPS = 2
 """How often the members of a group are chosen anew beside those of the other groups."""
 
@@ -90,13 +92,28 @@ class GroupTests:
         """A function from columns to the fraction of the target that they explain."""
         return explained_by(equations_of(self.equations, "screen"))
 
+    @cached_property
+    def signal(self) -> float:
+        """The fraction of the target that its points have in common, and that is thus not noise.
+
+        1 where there are no points to compare.
+        """
+        products = products_of_points(self.equations)
+        if products is None:
+            return 1.0
+        targets = self.equations.factor()[:, len(self.names) :]
+        return max(0.0, min(1.0, float(products[-1, -1] / targets.mean(1).square().sum())))
+
     def held_out(self, models: Sequence[Sequence[int]]) -> list[float]:
-        """What models, as lists of columns, explain of clusters they were not fitted to."""
+        """What models, as lists of columns, explain of clusters they were not fitted to.
+
+        As a part of the signal: what they explain of the target, noise and all, over `signal`.
+        """
         if len(self.factors) < 2:
             return [self.explained(list(columns)) for columns in models]
         named = {str(i): [self.names[c] for c in columns] for i, columns in enumerate(models)}
         scores = compare(self.equations, named, held_out=self.cluster_kind).explained
-        return list(scores.values())
+        return [score / (self.signal or 1.0) for score in scores.values()]
 
     @cached_property
     def chosen(self) -> list[int]:
@@ -111,7 +128,7 @@ class GroupTests:
     def _best_members(self, group: Sequence[int], others: Sequence[int]) -> list[int]:
         """The member, or the two, that explain most of held-out clusters beside the others.
 
-        Two, where that halves what the best one leaves, and each adds to the other by a test.
+        Two, where these leave clearly less than the best one, and each adds to the other by a test.
         """
         pairs = list(combinations(group, 2))
         scores = self.held_out([[c, *others] for c in group] + [[*pair, *others] for pair in pairs])
@@ -119,21 +136,26 @@ class GroupTests:
         one = max(range(len(group)), key=lambda i: round(singles[i], 9))
         if pairs:
             two = max(
-                range(len(pairs)),
-                key=lambda i: (round(doubles[i], 9), self._are_positive(pairs[i])),
+                range(len(pairs)), key=lambda i: (round(doubles[i], 9), *self._is_plain(pairs[i]))
             )
             a, b = pairs[two]
-            halved = 1 - doubles[two] <= (1 - singles[one]) / 2
+            leaves_less = 1 - doubles[two] <= MOST_LEFT * (1 - singles[one])
             p_values = self.p_beside([a], [b, *others]), self.p_beside([b], [a, *others])
-            if halved and max(p_values) <= LEVEL:
+            if leaves_less and max(p_values) <= LEVEL:
                 return [a, b]
         return [group[one]]
 
-    def _are_positive(self, columns: Sequence[int]) -> bool:
-        """Whether no strength of these columns alone is negative: of equals, such are preferred."""
-        factor = self.equations.factor()
-        target = factor[:, len(self.names) :].mean(1, keepdim=True)
-        return bool((System(factor[:, list(columns)]).solve(target) >= 0).all())
+    def _is_plain(self, pair: tuple[int, int]) -> tuple[bool, float]:
+        """How easily a pair is read: of pairs that explain the same, the largest of these is best.
+
+        Whether no strength of the two alone is negative, and how unlike their columns are. The
+        decays of two layers are read more easily than the decay of both and what one has besides.
+        """
+        columns = self.equations.factor()[:, [*pair]]
+        targets = self.equations.factor()[:, len(self.names) :]
+        system = System(columns)
+        positive = bool((system.solve(targets.mean(1, keepdim=True)) >= 0).all())
+        return positive, -round(abs(float(system.cosines[0, 1])), 9)
 
     def p_beside(self, columns: Sequence[int], others: Sequence[int]) -> float:
         """The p-value of what columns add to others, by `flip_test`."""
@@ -160,8 +182,17 @@ class GroupTests:
         return self.explained([column, *others]) - self.explained(others)
 
     def beats_rivals(self, column: int, group: Sequence[int]) -> bool:
-        """Whether a chosen member of a group beats every other one, by tests corrected by Holm."""
-        rivals = [c for c in group if c not in self.chosen]
+        """Whether a chosen member of a group beats every other one, by tests corrected by Holm.
+
+        A sum of chosen members is no rival: in place of one of them it gives the same model.
+        """
+        rivals = [c for c in group if c not in self.chosen and not self._is_sum_of_chosen(c)]
         others = self.beside(rivals, [c for c in self.chosen if c != column])
         p_values = holm([self.p_beside([column], [rival, *others]) for rival in rivals])
         return max(p_values, default=0.0) <= LEVEL
+
+    def _is_sum_of_chosen(self, column: int) -> bool:
+        factor = self.equations.factor()
+        tested, design = factor[:, [column]], factor[:, self.chosen]
+        rest = tested - design @ System(design).solve(tested)
+        return float(rest.norm()) <= NOTHING_LEFT * float(tested.norm())

@@ -60,7 +60,8 @@ class ScreenRow:
     added: float
     """What it adds to the chosen candidates of the other groups."""
     held_out: float
-    """What it explains, beside those, of clusters that it was not fitted to."""
+    """What it explains, beside those, of clusters that it was not fitted to; like `alone`, net of
+    noise that the target's points do not have in common."""
     p: float
     """Probability of what its group adds to all others, if that were chance; after Holm."""
     strength: float
@@ -263,11 +264,13 @@ def _judge_none(tests: GroupTests) -> tuple[Verdict, str]:
             "are ranked, and none is confirmed. Stack endpoints, or record more epochs."
         )
     best = max(range(len(tests.names)), key=lambda c: tests.explained([c]))
+    most = f"{tests.names[best]} ({tests.explained([best]):.1%})"
+    rest = "What is to be explained is no rounding"
+    if tests.signal < 1:
+        rest = f"{1 - tests.signal:.0%} of the target is noise. As to the rest"
     return "nothing", (
-        f"none of the candidates explains more than chance; most is aligned with "
-        f"{tests.names[best]} ({tests.explained([best]):.1%}). What is to be explained is no "
-        "rounding: either a penalty that is not in the catalogue acts here, or training had not "
-        "finished."
+        f"none of the candidates explains more than chance; most is aligned with {most}. {rest}: "
+        "either a penalty that is not in the catalogue acts here, or training had not finished."
     )
 
 

@@ -1,7 +1,8 @@
 """Strengths along training: some parts of it are observed, as often as a budget of time allows."""
 
+import math
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -20,7 +21,15 @@ from tacit.equations.epochs import (
 )
 from tacit.equations.equations import Equations
 from tacit.equations.target import Target
-from tacit.errors import InputError, check_number, check_type, check_whole
+from tacit.errors import (
+    InputError,
+    Problem,
+    ProblemKind,
+    check_number,
+    check_type,
+    check_whole,
+)
+from tacit.fitting.drift import DRIFT
 from tacit.fitting.fits import Fit, fit
 from tacit.objective.models import trainable
 from tacit.objective.objective import Objective, check_objective
@@ -37,6 +46,11 @@ REMEMBERED, MOST_BYTES, BYTES_PER_PARAMETER = 12, 2**30, 24
 else those of a row. A target is a point, a vector in float64 and the optimizer's metric."""
 TRIAL = 4
 """Updates of the first window that are recorded to see what recording takes."""
+
+CHANGED = 0.01
+"""Probability, if a strength was constant, that its rows are called a change."""
+NORMAL = 1.96
+"""Half of a normal distribution's 95 % interval, in standard errors."""
 
 
 @dataclass(frozen=True)
@@ -101,6 +115,11 @@ class Watch:
             raise InputError(f"the watch has no row yet: {self._outlook()}")
         return self.rows[-1].fit
 
+    @property
+    def problems(self) -> tuple[Problem, ...]:
+        """Those of the last fit, and a strength that changed along training."""
+        return (*self.fit.problems, *_changes(self.rows)) if self.rows else ()
+
     def end_epoch(self) -> None:
         """End the current epoch; call this after the last update of every epoch.
 
@@ -127,10 +146,16 @@ class Watch:
             raise InputError(f"no window was observed yet: {self._outlook()}")
         return _join([observed.target for observed in self._remembered])
 
+    @property
+    def overhead(self) -> float:
+        """The time that watching took, as a part of the training's time."""
+        return self._clock.watching / self._clock.training if self._clock.training else 0.0
+
     def summary(self) -> str:
-        """A table with one line per row, and what watching took."""
+        """A table with one line per row; with a budget, also what part of the time this took."""
         outlook = "" if self.rows else self._outlook()
-        return write_watch(self.rows, self._clock.watching, self._clock.training, outlook)
+        overhead = None if self._schedule.budget is None else self.overhead
+        return write_watch(self.rows, self.problems, overhead, outlook)
 
     def __str__(self) -> str:
         return self.summary()
@@ -320,6 +345,42 @@ class _Observed(NamedTuple):
     examples: int
     columns: list[dict[str, Params]]
     """Mean gradients of the averaged regularizers."""
+
+
+def _changes(rows: Sequence[WatchRow]) -> Iterator[Problem]:
+    """The strengths that changed along training by more than their error bars."""
+    from scipy.stats import chi2
+
+    names = tuple(rows[-1].fit.strengths)
+    for name in names:
+        known = [(row, *_strength_and_error(row.fit, name)) for row in rows]
+        known = [(row, value, error) for row, value, error in known if 0 < error < math.inf]
+        if len(known) < 2:
+            continue
+        weights = [error**-2 for _, _, error in known]
+        mean = sum(w * v for w, (_, v, _) in zip(weights, known, strict=True)) / sum(weights)
+        apart = sum(w * (v - mean) ** 2 for w, (_, v, _) in zip(weights, known, strict=True))
+        row, value, _ = max(known, key=lambda item: abs(item[1] - known[-1][1]))
+        last, strength, _ = known[-1]
+        by_chance = float(chi2.sf(apart, len(known) - 1)) * len(names)
+        if by_chance < CHANGED and abs(strength - value) > DRIFT * abs(mean):
+            yield Problem(
+                ProblemKind.DRIFTING,
+                f"The strength of {name} is {value:.3g} at window {row.window} and {strength:.3g} "
+                f"at window {last.window}, further apart than their error bars allow.",
+                "If what acts was the same throughout, trust the rows at small learning rates: "
+                "equations of an epoch take its steps to be small. Else report how it changes.",
+                (name,),
+            )
+
+
+def _strength_and_error(fit: Fit, name: str) -> tuple[float, float]:
+    """A strength, and the standard error of a normal distribution with its 95 % interval."""
+    for kind in ("sampling", "training"):
+        if kind in fit.standard_errors:
+            low, high = fit.intervals()[kind][name]
+            return fit.strengths[name], (high - low) / 2 / NORMAL
+    return fit.strengths[name], math.nan
 
 
 def _join(targets: Sequence[Target]) -> Target:

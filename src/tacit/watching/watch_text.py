@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from tacit.fitting.summary import WIDTH
+from tacit.errors import Problem
+from tacit.fitting.summary import WIDTH, write_problems
 from tacit.objective.params import shorten
 
 if TYPE_CHECKING:
@@ -14,9 +15,14 @@ MOST_STRENGTHS = 3
 """Columns of strengths."""
 
 
-def write_watch(rows: Sequence["WatchRow"], watching: float, training: float, outlook: str) -> str:
-    """One line per row, the problems of the last fit, and the time that watching took."""
-    took = f"watching took {watching / training:.1%} of the training's time" if training else ""
+def write_watch(
+    rows: Sequence["WatchRow"],
+    problems: Sequence[Problem],
+    overhead: float | None,
+    outlook: str,
+) -> str:
+    """One line per row, the problems, and the part of the training's time that watching took."""
+    took = "" if overhead is None else f"; watching took {overhead:.1%} of the training's time"
     if not rows:
         return f"tacit: strengths along training, no row yet: {outlook}"
     rule, names = "─" * WIDTH, list(rows[-1].fit.strengths)
@@ -25,16 +31,14 @@ def write_watch(rows: Sequence["WatchRow"], watching: float, training: float, ou
     head = f"{'window':>6}{'update':>9}{'explained':>11} " + "".join(
         f"{name[: width - 1]:>{width}}" for name in shown
     )
-    lines = [f"tacit: strengths along training, {len(rows)} rows; {took}", rule, head, rule]
+    lines = [f"tacit: strengths along training, {len(rows)} rows{took}", rule, head, rule]
     for row in rows:
         strengths = "".join(f"{_strength(row.fit, name):>{width}}" for name in shown)
         lines.append(f"{row.window:>6}{row.update:>9}{row.fit.explained:>11.1%} {strengths}")
     lines.append(rule)
     if len(names) > len(shown):
         lines.append(f"{len(names) - len(shown)} more strengths: {shorten(names[len(shown) :])}")
-    problems = rows[-1].fit.problems
-    lines += [f"last row, {problem.kind}: {problem.message}" for problem in problems]
-    return "\n".join(lines if problems else [*lines, "No problems found in the last row."])
+    return "\n".join([*lines, *write_problems(problems)])
 
 
 def _strength(fit: "Fit", name: str) -> str:
