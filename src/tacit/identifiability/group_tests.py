@@ -13,7 +13,7 @@ from tacit.fitting.error_bars import factors_by_label
 from tacit.fitting.shares import equations_of, explained_by, products_of_points
 from tacit.fitting.solving import System
 from tacit.identifiability.comparison import ClusterKind, compare
-from tacit.identifiability.sign_flips import NOTHING_LEFT, flip_test, holm
+from tacit.identifiability.sign_flips import NOTHING_LEFT, TIE, flip_test, holm
 
 ALIKE = 0.7
 """|cosine| of two columns above which their candidates are in one group."""
@@ -135,27 +135,28 @@ class GroupTests:
         singles, doubles = scores[: len(group)], scores[len(group) :]
         one = max(range(len(group)), key=lambda i: round(singles[i], 9))
         if pairs:
-            two = max(
-                range(len(pairs)), key=lambda i: (round(doubles[i], 9), *self._is_plain(pairs[i]))
-            )
-            a, b = pairs[two]
-            leaves_less = 1 - doubles[two] <= MOST_LEFT * (1 - singles[one])
+            best = max(doubles)
+            equal = [p for p, d in zip(pairs, doubles, strict=True) if best - d < TIE]
+            a, b = max(equal, key=self._plainness)
+            leaves_less = 1 - best <= MOST_LEFT * (1 - singles[one])
             p_values = self.p_beside([a], [b, *others]), self.p_beside([b], [a, *others])
             if leaves_less and max(p_values) <= LEVEL:
                 return [a, b]
         return [group[one]]
 
-    def _is_plain(self, pair: tuple[int, int]) -> tuple[bool, float]:
-        """How easily a pair is read: of pairs that explain the same, the largest of these is best.
+    def _plainness(self, pair: tuple[int, int]) -> tuple[bool, float, float]:
+        """How easily a pair is read, to choose among pairs that explain the same.
 
-        Whether no strength of the two alone is negative, and how unlike their columns are. The
-        decays of two layers are read more easily than the decay of both and what one has besides.
+        Whether no strength of the two alone is negative, what they explain alone, and how unlike
+        their columns are: the decays of two layers are read more easily than the decay of both and
+        what one has besides.
         """
         columns = self.equations.factor()[:, [*pair]]
         targets = self.equations.factor()[:, len(self.names) :]
         system = System(columns)
         positive = bool((system.solve(targets.mean(1, keepdim=True)) >= 0).all())
-        return positive, -round(abs(float(system.cosines[0, 1])), 9)
+        alone, unlike = self.explained(pair), -abs(float(system.cosines[0, 1]))
+        return positive, round(alone, 9), round(unlike, 9)
 
     def p_beside(self, columns: Sequence[int], others: Sequence[int]) -> float:
         """The p-value of what columns add to others, by `flip_test`."""
