@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tacit.display import Format, render
 from tacit.equations.equations import SMALLEST, Equations
 from tacit.equations.sources import Source
 from tacit.errors import InputError, Problem, ProblemKind, check_type
@@ -23,7 +24,7 @@ from tacit.fitting.problems import diagnose
 from tacit.fitting.semidefinite import cones_of, solver
 from tacit.fitting.shares import net_shares, products_of_points, unique_shares
 from tacit.fitting.solving import System, between_groups
-from tacit.fitting.summary import jsonable, write_summary
+from tacit.fitting.summary import jsonable, summarize
 from tacit.regularizers.quadratic import quadratic_matrix
 
 LARGEST = 1 / SMALLEST
@@ -201,9 +202,16 @@ class Fit:
         """
         return curve_of(self, name, grid)
 
-    def summary(self) -> str:
-        """A regression table with its problems, ready to print."""
-        return write_summary(self)
+    def summary(self, format: Format = "text") -> str:
+        """A regression table with its problems, ready to print.
+
+        Args:
+            format: "text", "markdown", "latex" (with the package booktabs), or "html".
+        """
+        return render(summarize(self), format)
+
+    def _repr_html_(self) -> str:
+        return self.summary("html")
 
     def difference(self, other: "Fit") -> FitDifference:
         """This fit's strengths minus another's, with error bars, and whether chance explains them.

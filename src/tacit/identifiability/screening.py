@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 from torch import Tensor
 from torch.optim import Optimizer
 
+from tacit.display import Format, render
 from tacit.equations.equations import Equations
 from tacit.equations.target import Target, endpoint_target
 from tacit.errors import InputError, ProblemKind
@@ -23,7 +24,7 @@ from tacit.identifiability.comparison import ClusterKind
 from tacit.identifiability.group_tests import LEVEL, GroupTests
 from tacit.identifiability.proposals import propose
 from tacit.identifiability.screen_plot import draw_screen
-from tacit.identifiability.screen_text import write_screen
+from tacit.identifiability.screen_text import summarize_screen
 from tacit.identifiability.sign_flips import least_p
 from tacit.objective.objective import Objective
 from tacit.regularizers.family import Cost, Regularizer
@@ -107,9 +108,12 @@ class Screen:
     left_out: Mapping[str, str] = field(repr=False)
     """By family, why it was no candidate."""
 
-    def summary(self) -> str:
-        """The verdict, the groups and the table, ready to print."""
-        return write_screen(self)
+    def summary(self, format: Format = "text") -> str:
+        """The verdict, the groups and the table: as text, "markdown", "latex" or "html"."""
+        return render(summarize_screen(self), format)
+
+    def _repr_html_(self) -> str:
+        return self.summary("html")
 
     def plot(self) -> "Figure":
         """What every candidate explains alone and adds, by group, as a matplotlib Figure."""

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tacit.display import Format, render
 from tacit.equations.target import origin_of
 from tacit.errors import InputError, Problem, check_type
 from tacit.fitting.fits import Fit
@@ -58,9 +59,12 @@ class Validation:
     """None where f has no Hessian; a problem then says why."""
     problems: tuple[Problem, ...]
 
-    def summary(self) -> str:
-        """Table of both models, the certificate and the problems, ready to print."""
-        return summary.format_summary(self)
+    def summary(self, format: Format = "text") -> str:
+        """Both models, the certificate and problems: as text, "markdown", "latex" or "html"."""
+        return render(summary.summarize_validation(self), format)
+
+    def _repr_html_(self) -> str:
+        return self.summary("html")
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain values, ready for JSON; values that are not finite become None."""

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from tacit.display import Format, render
 from tacit.equations.candidates import check_candidates
 from tacit.equations.clipping import was_skipped
 from tacit.equations.epochs import (
@@ -30,7 +31,7 @@ from tacit.regularizers.family import Regularizer
 from tacit.regularizers.weight_decay import unwrap_optimizer
 from tacit.watching.clock import Clock
 from tacit.watching.schedule import MOST, Schedule
-from tacit.watching.watch_text import write_watch
+from tacit.watching.watch_text import summarize_watch
 
 REMEMBERED, MOST_BYTES, BYTES_PER_PARAMETER = 12, 2**30, 24
 """Windows whose targets are remembered for `Watch.target`, if they take no more than these bytes;
@@ -127,10 +128,14 @@ class Watch:
             raise InputError(f"no window was observed yet: {self._outlook()}")
         return _join([observed.target for observed in self._remembered])
 
-    def summary(self) -> str:
-        """A table with one line per row, and what watching took."""
+    def summary(self, format: Format = "text") -> str:
+        """One line per row, and what watching took: as text, "markdown", "latex" or "html"."""
         outlook = "" if self.rows else self._outlook()
-        return write_watch(self.rows, self._clock.watching, self._clock.training, outlook)
+        times = self._clock.watching, self._clock.training
+        return render(summarize_watch(self.rows, *times, outlook), format)
+
+    def _repr_html_(self) -> str:
+        return self.summary("html")
 
     def __str__(self) -> str:
         return self.summary()

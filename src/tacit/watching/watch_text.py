@@ -1,9 +1,11 @@
-"""The rows of a watch as a table."""
+"""What the summary of a watch says: a table with one line per row, and the last row's problems."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from tacit.fitting.summary import WIDTH
+from tacit.display import Column, Note, Summary, Table
+from tacit.fitting.summary import lead, merge_similar
 from tacit.objective.params import shorten
 
 if TYPE_CHECKING:
@@ -14,27 +16,40 @@ MOST_STRENGTHS = 3
 """Columns of strengths."""
 
 
-def write_watch(rows: Sequence["WatchRow"], watching: float, training: float, outlook: str) -> str:
+def summarize_watch(
+    rows: Sequence["WatchRow"], watching: float, training: float, outlook: str
+) -> Summary:
     """One line per row, the problems of the last fit, and the time that watching took."""
-    took = f"watching took {watching / training:.1%} of the training's time" if training else ""
     if not rows:
-        return f"tacit: strengths along training, no row yet: {outlook}"
-    rule, names = "─" * WIDTH, list(rows[-1].fit.strengths)
+        return Summary(f"tacit: strengths along training, no row yet: {outlook}")
+    took = f"; watching took {watching / training:.1%} of the training's time" if training else ""
+    last, names = rows[-1].fit, list(rows[-1].fit.strengths)
     shown = names[:MOST_STRENGTHS]
-    width = (WIDTH - 27) // len(shown)
-    head = f"{'window':>6}{'update':>9}{'explained':>11} " + "".join(
-        f"{name[: width - 1]:>{width}}" for name in shown
+    columns = (
+        Column("window", 6),
+        Column("update", 9),
+        Column("explained", 11),
+        *(Column(name, 61 // len(shown)) for name in shown),
     )
-    lines = [f"tacit: strengths along training, {len(rows)} rows; {took}", rule, head, rule]
-    for row in rows:
-        strengths = "".join(f"{_strength(row.fit, name):>{width}}" for name in shown)
-        lines.append(f"{row.window:>6}{row.update:>9}{row.fit.explained:>11.1%} {strengths}")
-    lines.append(rule)
-    if len(names) > len(shown):
-        lines.append(f"{len(names) - len(shown)} more strengths: {shorten(names[len(shown) :])}")
-    problems = rows[-1].fit.problems
-    lines += [f"last row, {problem.kind}: {problem.message}" for problem in problems]
-    return "\n".join(lines if problems else [*lines, "No problems found in the last row."])
+    cells = tuple(
+        (
+            str(row.window),
+            str(row.update),
+            f"{row.fit.explained:.1%}",
+            *(_strength(row.fit, name) for name in shown),
+        )
+        for row in rows
+    )
+    others = [f"{len(names) - len(shown)} more strengths: {shorten(names[len(shown) :])}"]
+    first, *further = lead(last)
+    problems = merge_similar(last.problems)
+    return Summary(
+        title=f"tacit: strengths along training, {len(rows)} rows{took}",
+        lead=(f"In the last row, {first}", *further),
+        tables=(Table(columns, cells, tuple(map(Note, others if names[len(shown) :] else []))),),
+        problems=tuple(replace(p, message=f"(last row) {p.message}") for p in problems),
+        no_problems="No problems found in the last row.",
+    )
 
 
 def _strength(fit: "Fit", name: str) -> str:
