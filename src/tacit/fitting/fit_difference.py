@@ -81,7 +81,7 @@ class FitDifference:
         """
         return {
             kind: {
-                name: _p_value(difference, self.standard_errors[kind][name], freedoms[name])
+                name: p_value(difference, self.standard_errors[kind][name], freedoms[name])
                 for name, difference in self.differences.items()
             }
             for kind, freedoms in self.freedoms.items()
@@ -198,7 +198,8 @@ def _combine(bars: ErrorBars, other: ErrorBars, shared: list[str]) -> ErrorBars:
     )
 
 
-def _p_value(difference: float, error: float, freedom: float) -> float:
+def p_value(difference: float, error: float, freedom: float) -> float:
+    """Of a t statistic, two-sided; NaN where there is no standard error."""
     from scipy.special import ndtr, stdtr
 
     if not math.isfinite(error):

@@ -59,6 +59,13 @@ def lead(fit: "Fit") -> list[str]:
     return sentences
 
 
+def title_lines(fit: "Fit", *remarks: str) -> list[str]:
+    """The title of a figure: what the fit explains, and the kinds of its problems."""
+    kinds = dict.fromkeys(str(problem.kind) for problem in fit.problems)
+    problems = [f"Problems: {', '.join(kinds)}."] if kinds else []
+    return [lead(fit)[0], *remarks, *problems]
+
+
 def _curves_by_name(fit: "Fit") -> list[str]:
     """The names of the strengths, with those of a curve as one."""
     names, listed = list(fit.strengths), []
@@ -153,7 +160,7 @@ def _loss(sources: Sequence["Source"]) -> str:
 
 
 def _table(fit: "Fit") -> Table:
-    names, bars = list(fit.strengths), _shown_bars(fit)
+    names, bars = list(fit.strengths), shown_bars(fit)
     errors_by_kind = {kind: each.standard_errors for kind, each in bars.items()}
     columns = (
         Column("regularizer", 11, "left"),
@@ -174,7 +181,7 @@ def _table(fit: "Fit") -> Table:
     return Table(columns, tuple(rows))
 
 
-def _shown_bars(fit: "Fit") -> dict[str, ErrorBars]:
+def shown_bars(fit: "Fit") -> dict[str, ErrorBars]:
     """All error bars, but those of layers only if some strength is in two or more of them."""
     return {
         kind: bars
@@ -190,7 +197,7 @@ def _error(value: float, kind: str) -> str:
 
 def _error_bars(fit: "Fit") -> list[Note]:
     """One entry per kind: the source of randomness, what it was computed from, the intervals."""
-    shown, hint = _shown_bars(fit), []
+    shown, hint = shown_bars(fit), []
     scored = fit.sources[0].mode in ("endpoint", "difference")
     scored = scored and not fit.psd_binds
     if fit.equations.origin is not None and scored and not {*shown} - {"layers"}:

@@ -1,7 +1,8 @@
-"""What the summary of a screen says: the verdict, and a table of candidates by group."""
+"""What a screen says: its verdict, a table of candidates by group, and rows for a frame."""
 
 import math
-from typing import TYPE_CHECKING
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
 
 from tacit.display import Column, Note, Summary, Table
 
@@ -38,6 +39,18 @@ def summarize_screen(screen: "Screen") -> Summary:
         lead=(screen.reason,),
         tables=(Table(COLUMNS, tuple(rows), tuple(_notes(screen))),),
     )
+
+
+def screen_rows(screen: "Screen") -> list[dict[str, Any]]:
+    """One record per candidate, in the order of the table."""
+    groups = {name: group for group in screen.groups for name in group.members}
+    rows = []
+    for candidate in screen.table:
+        row, group = asdict(candidate), groups[candidate.name]
+        row["low"], row["high"] = row.pop("interval") or (math.nan, math.nan)
+        row["confirmed"], row["named"] = group.confirmed, candidate.name in group.named
+        rows.append(row)
+    return rows
 
 
 def _group_rows(group: "Group", by_name: dict[str, "ScreenRow"]) -> list[tuple[str, ...]]:

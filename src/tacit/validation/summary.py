@@ -85,8 +85,8 @@ def not_recovered(validation: "Validation", precision: float) -> Iterator[Proble
     elif not validation.settled and UNLIKE < _unlike(validation.penalised) < math.inf:
         yield Problem(
             "not recovered",
-            f"{_predictions(validation.penalised)}, and there is no control that settled to "
-            "compare this with.",
+            f"{describe_predictions(validation.penalised)}, and there is no control that settled "
+            "to compare this with.",
             "Add candidates, or see the problems of the fit.",
         )
 
@@ -122,7 +122,7 @@ def summarize_validation(validation: "Validation") -> Summary:
     rows = tuple(_table_rows(validation.penalised, validation.control))
     return Summary(
         title=f"tacit: validation by retraining, with {validation.trainer}",
-        lead=(f"{_predictions(validation.penalised)}.".capitalize(),),
+        lead=(f"{describe_predictions(validation.penalised)}.".capitalize(),),
         facts=(
             ("penalty", shorten(strengths, most=12)),
             ("loss", f"{validation.loss:.6g} at the original weights"),
@@ -138,7 +138,7 @@ def _unlike(model: "Retrained") -> float:
     return max(model.prediction_distance, 0.0 if model.agreement is None else 1 - model.agreement)
 
 
-def _predictions(penalised: "Retrained") -> str:
+def describe_predictions(penalised: "Retrained") -> str:
     """How well the retrained model predicts what the original does, in words."""
     if math.isinf(penalised.distance):
         return "retraining with the penalty diverged"

@@ -4,13 +4,14 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from tacit.display import Format, render
+from tacit.display.frames import make_frame
 from tacit.equations.candidates import check_candidates
 from tacit.equations.clipping import was_skipped
 from tacit.equations.epochs import (
@@ -31,7 +32,12 @@ from tacit.regularizers.family import Regularizer
 from tacit.regularizers.weight_decay import unwrap_optimizer
 from tacit.watching.clock import Clock
 from tacit.watching.schedule import MOST, Schedule
-from tacit.watching.watch_text import summarize_watch
+from tacit.watching.watch_plot import draw_watch
+from tacit.watching.watch_text import summarize_watch, watch_rows
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from pandas import DataFrame
 
 REMEMBERED, MOST_BYTES, BYTES_PER_PARAMETER = 12, 2**30, 24
 """Windows whose targets are remembered for `Watch.target`, if they take no more than these bytes;
@@ -98,9 +104,7 @@ class Watch:
     @property
     def fit(self) -> Fit:
         """The fit of the last row."""
-        if not self.rows:
-            raise InputError(f"the watch has no row yet: {self._outlook()}")
-        return self.rows[-1].fit
+        return self._observed_rows()[-1].fit
 
     def end_epoch(self) -> None:
         """End the current epoch; call this after the last update of every epoch.
@@ -136,6 +140,25 @@ class Watch:
 
     def _repr_html_(self) -> str:
         return self.summary("html")
+
+    def to_frame(self) -> "DataFrame":
+        """One row per row of the watch and strength, as a DataFrame of pandas.
+
+        `window`, `update`, `examples` and `explained`, then the columns of `Fit.to_frame`.
+        """
+        return make_frame(watch_rows(self._observed_rows()), "verdict")
+
+    def plot(self) -> "Figure":
+        """Strengths with their 95 % intervals, and what they explain, along the updates.
+
+        A matplotlib Figure, as wide as a column of a paper.
+        """
+        return draw_watch(self._observed_rows())
+
+    def _observed_rows(self) -> Sequence[WatchRow]:
+        if not self.rows:
+            raise InputError(f"the watch has no row yet: {self._outlook()}")
+        return self.rows
 
     def __str__(self) -> str:
         return self.summary()

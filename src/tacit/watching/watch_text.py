@@ -1,10 +1,11 @@
-"""What the summary of a watch says: a table with one line per row, and the last row's problems."""
+"""What a watch says: a table of its rows, the last row's problems, and rows for a frame."""
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tacit.display import Column, Note, Summary, Table
+from tacit.fitting.fit_rows import strength_rows
 from tacit.fitting.summary import lead, merge_similar
 from tacit.objective.params import shorten
 
@@ -52,10 +53,32 @@ def summarize_watch(
     )
 
 
+def watch_rows(rows: Sequence["WatchRow"]) -> list[dict[str, Any]]:
+    """One record per row and strength."""
+    return [
+        {
+            "window": row.window,
+            "update": row.update,
+            "examples": row.examples,
+            "explained": row.fit.explained,
+            **strength,
+        }
+        for row in rows
+        for strength in strength_rows(row.fit)
+    ]
+
+
+def interval_of(fit: "Fit", name: str) -> tuple[float, float] | None:
+    """The 95 % interval of a strength, if windows disagree on it."""
+    intervals = fit.intervals()
+    kinds = [kind for kind in ("sampling", "training") if kind in intervals]
+    return intervals[kinds[0]][name] if kinds else None
+
+
 def _strength(fit: "Fit", name: str) -> str:
     """A strength with its 95 % interval."""
-    kinds = [kind for kind in ("sampling", "training") if kind in fit.standard_errors]
-    if not kinds:
+    interval = interval_of(fit, name)
+    if interval is None:
         return f"{fit.strengths[name]:.3g}"
-    low, high = fit.intervals()[kinds[0]][name]
+    low, high = interval
     return f"{fit.strengths[name]:.3g} [{low:.2g}, {high:.2g}]"
