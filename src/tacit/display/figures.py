@@ -65,8 +65,14 @@ def _check_matplotlib() -> None:
 def set_title(figure: "Figure", lines: Sequence[str]) -> None:
     """Lines above all panels at the left, wrapped to the width of the figure."""
     width = int(LETTERS * figure.get_figwidth())
+    lines = [line.replace(" %", "\u00a0%") for line in lines]
     text = "\n".join(part for line in lines for part in textwrap.wrap(line, width))
     figure.suptitle(text, x=0.01, ha="left", linespacing=1.25)
+
+
+def write_number(value: float) -> str:
+    """Three digits, with a minus sign instead of a hyphen."""
+    return f"{value:.3g}".replace("-", "−")
 
 
 def write_ticks(axis: Any, most: int = 4) -> None:

@@ -79,7 +79,7 @@ def _table(table: Table) -> list[str]:
             lines.append(_line([row[place] for place, _ in columns], columns, first))
         else:
             lines.append(row[0] if row else "")
-    return lines
+    return lines if lines[-1] else lines[:-1]
 
 
 def _fitting(columns: Sequence[Column], first: int) -> list[tuple[int, Column]]:

@@ -68,15 +68,18 @@ def _write_legend(figure: "Figure", kinds: list[str]) -> None:
     """What the intervals are for, one line each."""
     from matplotlib.lines import Line2D
 
-    lines = [Line2D([], [], **_stroke(place)) for place in range(len(kinds))]
+    lines = [Line2D([], [], **_stroke(*each)) for each in enumerate(kinds)]
     labels = [f"95 %, for {KINDS[kind]}" for kind in kinds]
     if "layers" in kinds:  # which is no precision
         labels[kinds.index("layers")] = "disagreement of layers"
     figure.legend(lines, labels, loc="outside lower left", handlelength=2.4, borderpad=0)
 
 
-def _stroke(place: int) -> dict[str, Any]:
+def _stroke(place: int, kind: str) -> dict[str, Any]:
+    """Of a kind of intervals; those of layers, which are no precision, always look the same."""
     color, dashes = figures.SERIES[place % len(figures.SERIES)]
+    if kind == "layers":
+        color, dashes = figures.GREY, ":"
     return {"color": color, "linestyle": dashes, "linewidth": 1.6}
 
 
@@ -93,12 +96,12 @@ def _draw_group(axes: Any, fit: "Fit", names: list[str], kinds: list[str]) -> No
             if math.isfinite(high - low):
                 height = place + 0.5 * (number + 0.5) / len(kinds) - 0.25
                 height = place if len(kinds) == 1 else height
-                axes.plot([low, high], [height] * 2, zorder=2, **_stroke(number))
+                axes.plot([low, high], [height] * 2, zorder=2, **_stroke(number, kind))
                 ends += [low, high]
         axes.plot(
             strength, place, "o", mfc=filled, mec=figures.DARK, mew=1, zorder=3, clip_on=False
         )
-        text = "not determined" if name in undetermined else f"{strength:.3g}".replace("-", "−")
+        text = "not determined" if name in undetermined else figures.write_number(strength)
         axes.text(
             1.04, place, text, transform=axes.get_yaxis_transform(), va="center",
             fontsize=figures.SMALL,
@@ -117,7 +120,7 @@ def draw_layers(fit: "Fit") -> "Figure":
     """What every regularizer explains of every layer's target, in the fit of that layer."""
     labels, rows = _layer_shares(fit)
     omitted = len(fit.layers) - len(rows)
-    remark = "Each layer, with its part of the target, fitted by itself"
+    remark = "Fitted layer by layer (in brackets: its part of the target)"
     remark += f"; without the {omitted} of smallest targets." if omitted else "."
     title = title_lines(fit, remark)
     height = ROW * len(rows) + 0.07 * max(map(len, labels)) + 0.17 * len(title) + 0.4

@@ -35,7 +35,7 @@ def draw_gradients(fit: "Fit") -> "Figure":
     known = "∂L/∂θ − known penalties" if any(s.known for s in fit.sources) else ""
     x_label, y_label = LABELS[fit.sources[0].mode]
     y_label = f"−{known}" if known and fit.sources[0].mode == "endpoint" else y_label
-    remarks = [f"Every {every}th parameter is drawn."] if every > 1 else []
+    remarks = [f"One in {every} parameters is drawn."] if every > 1 else []
     figure = figures.new_figure(figures.COLUMN, 3.5 + 0.1 * len(remarks))
     axes: Any = figure.subplots()
     limit = 1.05 * max(float(fitted.abs().max()), float(target.abs().max())) or 1.0
@@ -53,7 +53,8 @@ def draw_gradients(fit: "Fit") -> "Figure":
     axes.set(xlim=extent[:2], ylim=extent[2:], aspect="equal", xlabel=x_label, ylabel=y_label)
     figures.write_ticks(axes.xaxis)
     figures.write_ticks(axes.yaxis)
-    strengths = [f"{name}: λ̂ = {value:.3g}" for name, value in [*fit.strengths.items()][:4]]
+    listed = [*fit.strengths.items()][:4]
+    strengths = [f"{name}: λ̂ = {figures.write_number(value)}" for name, value in listed]
     more = [f"and {len(fit.strengths) - 4} more"] if len(fit.strengths) > 4 else []
     axes.text(
         0.03, 0.97, "\n".join([*strengths, *more]), transform=axes.transAxes, va="top",

@@ -61,7 +61,7 @@ def _title(screen: "Screen") -> str:
 
 def _label(row: "ScreenRow") -> str:
     name = fit_name(row.name, LONGEST)
-    return f"{name} ({row.strength:.3g})" if row.chosen else name
+    return f"{name} ({figures.write_number(row.strength)})" if row.chosen else name
 
 
 def _rows(screen: "Screen") -> list["ScreenRow"]:

@@ -27,6 +27,8 @@ def draw_validation(validation: "Validation") -> "Figure":
 
 
 def _draw(validation: "Validation") -> "Figure":
+    from matplotlib.ticker import NullFormatter
+
     models = {"with the penalty": validation.penalised, "control": validation.control}
     measures = {
         field: [_measure(model, field) for model in models.values()]
@@ -53,7 +55,8 @@ def _draw(validation: "Validation") -> "Figure":
         axes.plot(x, y, marker, mfc=face, mec=edge, ms=5, label=name, zorder=2, clip_on=False)
     least = min([_within(size, most) or most for size in sizes], default=LEAST)
     axes.set_xscale("log")
-    axes.set(xlim=(least / 2, most), ylim=(len(measures) - 0.5, -0.5))
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.set(xlim=(min(least / 2, most / 100), most), ylim=(len(measures) - 0.5, -0.5))
     axes.set_yticks(range(len(measures)), [LABELS[field] for field in measures])
     axes.tick_params(axis="y", length=0)
     axes.set_xlabel("relative to the original")

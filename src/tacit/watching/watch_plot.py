@@ -42,8 +42,10 @@ def _draw(rows: Sequence["WatchRow"]) -> "Figure":
     for axes, (label, names) in zip(panels, groups.items(), strict=False):
         _draw_strengths(axes, label, names, rows)
     updates = [row.update for row in rows]
-    panels[-1].plot(updates, [row.fit.explained for row in rows], "o-", color=figures.GREY)
-    panels[-1].set(ylim=(0, 1.05), xlabel="updates", yticks=[0, 1], yticklabels=["0", "100%"])
+    panels[-1].plot(
+        updates, [row.fit.explained for row in rows], "o-", color=figures.GREY, clip_on=False
+    )
+    panels[-1].set(ylim=(0, 1), xlabel="updates", yticks=[0, 1], yticklabels=["0", "100%"])
     panels[-1].set_title("explained", fontsize=figures.SMALL)
     figures.write_ticks(panels[-1].xaxis)
     figures.set_title(figure, title)
