@@ -2,11 +2,12 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tacit.display import figures
 from tacit.errors import InputError
 from tacit_paper import figure_plots, find_experiment, store
 from tacit_paper.store import Result
@@ -14,16 +15,22 @@ from tacit_paper.store import Result
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-BLUE, ORANGE, GREEN, RED, GREY = "#1b6ca8", "#d9731a", "#2e8b57", "#b03a48", "#7f7f7f"
+BLUE, ORANGE, GREEN, RED, GREY = (
+    figures.BLUE, figures.ORANGE, figures.GREEN, figures.RED, figures.GREY
+)  # fmt: skip
+STYLE = Path(__file__).with_name("figures.mplstyle")
 FORMATS: Any = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": None}
 """Formats of every figure, each with metadata that leaves out the date: its bytes are the same."""
 
 
-def style() -> AbstractContextManager[None]:
-    """Draw in this style, independent of the user's matplotlib settings."""
+@contextmanager
+def style() -> Iterator[None]:
+    """Draw in the library's style with larger letters, whatever the user's settings are."""
     import matplotlib as mpl
 
-    return mpl.rc_context(fname=Path(__file__).with_name("figures.mplstyle"))
+    with figures.style():
+        mpl.rcParams.update(mpl.rc_params_from_file(STYLE, use_default_template=False))
+        yield
 
 
 def new_figure(width: float, height: float) -> "Figure":

@@ -128,7 +128,7 @@ def test_layers_are_shown_only_where_they_say_something():
 def test_percentages_have_more_digits_near_0_and_100():
     texts = {0.5: "50.0 %", 0.996: "99.6 %", 0.99996: "99.996 %", 4e-5: "0.004 %"}
     texts |= {1.0: "100.0 %", 1 - 1e-12: "100.0 %", 0.0: "0.0 %"}
-    assert {part: summary._percent(part) for part in texts} == texts
+    assert {part: summary.percent(part) for part in texts} == texts
 
 
 def test_the_footer_says_how_much_is_explained_and_the_size_of_the_gradient():

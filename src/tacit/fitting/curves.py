@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
+from tacit.display import figures
 from tacit.equations.sources import Family
 from tacit.errors import InputError
 from tacit.fitting.error_bars import KINDS, ErrorBars, error_bars_from
@@ -26,7 +27,6 @@ POINTS = 201
 """Points of a grid, besides the knots."""
 Band = tuple[tuple[float, float], ...]
 """A 95 % interval for every point of the grid."""
-BLUE, GREY = "#1b6ca8", "#7f7f7f"
 
 
 @dataclass(frozen=True)
@@ -62,17 +62,21 @@ class Curve:
     def plot(self, kind: str | None = None) -> "Figure":
         """Draw s and s′ with their bands, above where the weights are, as a matplotlib Figure.
 
+        It is as wide as a page of two columns.
+
         Args:
             kind: the error bars of the bands; by default those that come first in `KINDS`, without
                 `layers`, whose disagreement is not a precision. "" for no bands.
         """
-        from matplotlib.figure import Figure
-
         kinds = [k for k in KINDS if k in self.derivative_intervals]
         chosen = next((k for k in kinds if k != "layers"), "") if kind is None else kind
         if chosen and chosen not in kinds:
             raise InputError(f"kind is {kind!r}: this curve has {', '.join(kinds) or 'no bands'}.")
-        figure = Figure(figsize=(7.2, 3.4), layout="constrained")
+        with figures.style():
+            return self._draw(chosen)
+
+    def _draw(self, chosen: str) -> "Figure":
+        figure = figures.new_figure(figures.PAGE, 3.0)
         heights = (4, 1) if self.counts else (1,)
         panels: Any = figure.subplots(
             len(heights), 2, sharex=True, squeeze=False, height_ratios=heights
@@ -86,7 +90,7 @@ class Curve:
             where = "weight" if self.of == "weights" else "singular value"
             panels[-1, column].set_xlabel(where)
         title = f"{self.name}{f', 95 % for {KINDS[chosen]}' if chosen else ''}"
-        figure.suptitle(title, size=10)
+        figures.set_title(figure, [title])
         return figure
 
     def _draw_values(self, axes: Any, values: Sequence[float], band: Band | None) -> None:
@@ -96,8 +100,8 @@ class Curve:
             x, y = ([numbers[i] for i in part] for numbers in (self.grid, values))
             if band is not None:
                 low, high = zip(*(band[i] for i in part), strict=True)
-                axes.fill_between(x, low, high, color=BLUE, alpha=0.25, lw=0)
-            axes.plot(x, y, color=BLUE, lw=1.6)
+                axes.fill_between(x, low, high, color=figures.BLUE, alpha=0.25, lw=0)
+            axes.plot(x, y, color=figures.BLUE, lw=1.6)
 
     def _sides(self) -> list[list[int]]:
         """The points of the grid, cut at zero for an even shape, which may jump there."""
@@ -108,7 +112,7 @@ class Curve:
     def _draw_counts(self, axes: Any) -> None:
         """Bars between knots, as high as the weights there are dense."""
         if len(self.knots) == 1:
-            axes.axvline(self.knots[0], color=GREY)
+            axes.axvline(self.knots[0], color=figures.GREY)
             axes.set_yticks([])
             return
         inside, lengths = self.counts[1:-1], torch.tensor(self.knots).diff().tolist()
@@ -120,14 +124,14 @@ class Curve:
             left = [sign * knot for knot in self.knots[:-1]]
             widths = [sign * length for length in lengths]
             tops = [part * height for height in heights]
-            axes.bar(left, tops, widths, align="edge", color=GREY, alpha=0.6, lw=0)
+            axes.bar(left, tops, widths, align="edge", color=figures.GREY, alpha=0.6, lw=0)
         positive = [height for height in heights if height > 0]
         if positive:
             axes.set_yscale("log")
             axes.set_ylim(0.2 * min(positive), 2 * max(positive))
         axes.set_yticks([])
         axes.minorticks_off()
-        axes.set_ylabel("density\n(log)", size=7)
+        axes.set_ylabel("density\n(log)", size=figures.SMALL)
 
 
 class _Combinations(NamedTuple):

@@ -1,7 +1,6 @@
 """Two fits apart: differences of strengths, their error bars, and whether chance explains them."""
 
 import math
-import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -9,19 +8,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from tacit.display import Column, Format, Note, Summary, Table, render
 from tacit.equations.sources import Family
 from tacit.errors import InputError, Problem, ProblemKind
 from tacit.fitting.error_bars import KINDS, ErrorBars, welch_freedoms
 from tacit.fitting.summary import (
     MAX_INTERVALS,
     MAX_ROWS,
-    WIDTH,
-    align,
-    fit_name,
     is_doubtful,
     jsonable,
+    merge_similar,
     write_number,
-    write_problems,
 )
 from tacit.objective.params import shorten
 
@@ -84,7 +81,7 @@ class FitDifference:
         """
         return {
             kind: {
-                name: _p_value(difference, self.standard_errors[kind][name], freedoms[name])
+                name: p_value(difference, self.standard_errors[kind][name], freedoms[name])
                 for name, difference in self.differences.items()
             }
             for kind, freedoms in self.freedoms.items()
@@ -98,13 +95,23 @@ class FitDifference:
         """
         return {kind: _holm(by_name, level) for kind, by_name in self.p_values.items()}
 
-    def summary(self) -> str:
-        """A table for each kind of error bars, and the problems, ready to print."""
-        rule = "─" * WIDTH
-        title = "tacit: difference of two fits, first − other"
-        tables = [_table(self, kind) for kind in self.error_bars] or [_table(self, None)]
-        parts = [[title], *tables, write_problems(self.problems)]
-        return "\n".join([*_lead(self), *(line for part in parts for line in (rule, *part))])
+    def summary(self, format: Format = "text") -> str:
+        """A table for each kind of error bars, and the problems, ready to print.
+
+        Args:
+            format: "text", "markdown", "latex" (with the package booktabs), or "html".
+        """
+        content = Summary(
+            title="tacit: difference of two fits, first − other",
+            lead=tuple(_lead(self)),
+            tables=tuple(_table(self, kind) for kind in self.error_bars or [None]),
+            problems=merge_similar(self.problems),
+            no_problems="No problems found.",
+        )
+        return render(content, format)
+
+    def _repr_html_(self) -> str:
+        return self.summary("html")
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain values, ready for JSON; infinite numbers become None."""
@@ -191,7 +198,8 @@ def _combine(bars: ErrorBars, other: ErrorBars, shared: list[str]) -> ErrorBars:
     )
 
 
-def _p_value(difference: float, error: float, freedom: float) -> float:
+def p_value(difference: float, error: float, freedom: float) -> float:
+    """Of a t statistic, two-sided; NaN where there is no standard error."""
     from scipy.special import ndtr, stdtr
 
     if not math.isfinite(error):
@@ -284,7 +292,7 @@ def _problems_of(fit: "Fit", which: str, shared: list[str]) -> Iterator[Problem]
 
 def _lead(difference: FitDifference) -> list[str]:
     """Which differences chance does not explain."""
-    lines = []
+    sentences = []
     for kind, beyond in difference.beyond_chance().items():
         p_values = difference.p_values[kind]
         within = [n for n, p in p_values.items() if n not in beyond and not math.isnan(p)]
@@ -293,20 +301,24 @@ def _lead(difference: FitDifference) -> list[str]:
             texts.append(f"{shorten(beyond)}: more than {chance} explains.")
         if within:
             texts.append(f"{shorten(within)}: {chance} can explain the difference.")
-        lines += textwrap.wrap(" ".join(texts), WIDTH, break_on_hyphens=False)
+        sentences += [" ".join(texts)] if texts else []
     if difference.doubtful:
-        lines.append("Differences in parentheses are of fits that explain too little.")
-    return lines
+        sentences.append("Differences in parentheses are of fits that explain too little.")
+    return sentences
 
 
-def _table(difference: FitDifference, kind: str | None) -> list[str]:
+def _table(difference: FitDifference, kind: str | None) -> Table:
     """One row per regularizer, with the error bars of one kind."""
     names = list(difference.strengths)
-    width = max([11, *(min(28, len(name)) for name in names[:MAX_ROWS])])
-    head, sizes = ["first", "other", "difference"], [12, 12, 14]
+    columns = [
+        Column("regularizer", 11, "left"),
+        Column("first", 12),
+        Column("other", 12),
+        Column("difference", 14),
+    ]
     if kind is not None:
-        head, sizes = [*head, f"±{kind}", "p"], [*sizes, 11, 10]
-    lines = [f"{'regularizer':<{width}}" + align(head, sizes)]
+        columns += [Column(f"±{kind}", 11), Column("p", 10)]
+    rows: list[tuple[str, ...]] = []
     for name in names[:MAX_ROWS]:
         first, other = difference.strengths[name]
         apart = f"{first - other:.4g}"
@@ -315,26 +327,27 @@ def _table(difference: FitDifference, kind: str | None) -> list[str]:
             p = difference.p_values[kind][name]
             error = write_number(difference.standard_errors[kind][name])
             cells += [error, "–" if math.isnan(p) else f"{p:.2g}"]
-        lines.append(f"{fit_name(name, width):<{width}}" + align(cells, sizes))
+        rows.append((name, *cells))
     if len(names) > MAX_ROWS:
-        lines.append(f"… and {len(names) - MAX_ROWS} more (FitDifference.differences has all)")
-    return lines + ([] if kind is None else _describe(difference, kind))
+        rows.append((f"… and {len(names) - MAX_ROWS} more (FitDifference.differences has all)",))
+    notes = () if kind is None else tuple(_describe(difference, kind))
+    return Table(tuple(columns), tuple(rows), notes)
 
 
-def _describe(difference: FitDifference, kind: str) -> list[str]:
+def _describe(difference: FitDifference, kind: str) -> Iterator[Note]:
     """What the error bars are computed from, and the intervals."""
     bars = difference.error_bars[kind]
     text = f"±{kind}: standard errors for {KINDS[kind]}, from {bars.basis}."
     if bars.measured:
         text += f" In tests, 95 % intervals of single fits covered the truth {bars.measured}."
-    lines = textwrap.wrap(text, WIDTH, subsequent_indent="  ")
+    yield Note(text)
     intervals = difference.intervals()[kind]
     if len(intervals) > MAX_INTERVALS:
-        return [*lines, "  FitDifference.intervals() has the intervals."]
+        yield Note("FitDifference.intervals() has the intervals.", is_detail=True)
+        return
     shown = ", ".join(
         f"{name} [{low:.4g}, {high:.4g}]"
         for name, (low, high) in intervals.items()
         if math.isfinite(high - low)
     )
-    text = f"  95 % intervals of the differences: {shown or 'none'}"
-    return lines + textwrap.wrap(text, WIDTH, subsequent_indent="    ", break_on_hyphens=False)
+    yield Note(f"95 % intervals of the differences: {shown or 'none'}", is_detail=True)

@@ -4,30 +4,42 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import torch
 from torch import Tensor
 
-from tacit.equations.equations import SMALLEST, Equations
+from tacit.display import Format, render
+from tacit.display.frames import make_frame
+from tacit.equations.equations import Equations
 from tacit.equations.sources import Source
-from tacit.errors import InputError, Problem, ProblemKind, check_type
+from tacit.errors import InputError, Problem, ProblemKind, check_choice
+from tacit.fitting.checks import check_arguments, check_scale
 from tacit.fitting.curves import Curve, curve_of
 from tacit.fitting.error_bars import KINDS, ErrorBars, error_bars_from
 from tacit.fitting.evidence import MIN_EXPLAINED, gather_evidence
 from tacit.fitting.findings import findings
 from tacit.fitting.fit_difference import FitDifference, difference_of
+from tacit.fitting.fit_plot import PlotKind, draw_fit
+from tacit.fitting.fit_rows import (
+    By,
+    coefficient_rows,
+    layer_rows,
+    regression_statistic,
+    strength_rows,
+)
 from tacit.fitting.halving import check_halved, halved_equations, step_errors
 from tacit.fitting.metrics import metrics_of
 from tacit.fitting.problems import diagnose
 from tacit.fitting.semidefinite import cones_of, solver
 from tacit.fitting.shares import net_shares, products_of_points, unique_shares
 from tacit.fitting.solving import System, between_groups
-from tacit.fitting.summary import jsonable, write_summary
+from tacit.fitting.summary import TARGETS, jsonable, summarize
 from tacit.regularizers.quadratic import quadratic_matrix
 
-LARGEST = 1 / SMALLEST
-"""Entries of equations are at most this."""
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from pandas import DataFrame
 
 
 @dataclass(frozen=True)
@@ -201,9 +213,73 @@ class Fit:
         """
         return curve_of(self, name, grid)
 
-    def summary(self) -> str:
-        """A regression table with its problems, ready to print."""
-        return write_summary(self)
+    def summary(self, format: Format = "text") -> str:
+        """A regression table with its problems, ready to print.
+
+        Args:
+            format: "text", "markdown", "latex" (with the package booktabs), or "html".
+        """
+        return render(summarize(self), format)
+
+    def _repr_html_(self) -> str:
+        return self.summary("html")
+
+    def to_frame(self, by: By = "strength") -> "DataFrame":
+        """The strengths as a DataFrame of pandas, one row each; or one row per layer and strength.
+
+        `name`, `regularizer`, `strength`, `share`, `unique_share` (how much `explained` falls
+        without the regularizer; of a family with several strengths, as a whole), `inflation`, for
+        every kind of error bars `…_error` and `…_low` and `…_high`, the ends of the 95 % interval,
+        and `verdict`: the gravest problem that concerns the strength, else "above zero", "below
+        zero" or "around zero" by the widest interval (without `layers`), or "no interval".
+
+        By layer, all of these are of the fit of that layer (`Fit.layers`), after `layer`,
+        `target_share` (the layer's part of the squared target) and `explained`.
+
+        Trap: `layers_low` and `layers_high` say how far layers disagree, not how precisely a
+        strength is known.
+
+        Args:
+            by: "strength" or "layer".
+        """
+        check_choice("by", by, get_args(By))
+        return make_frame(strength_rows(self) if by == "strength" else layer_rows(self), "verdict")
+
+    def plot(self, kind: PlotKind = "strengths") -> "Figure":
+        """The fit as a matplotlib Figure, as wide as a column of a paper.
+
+        `fit.plot().savefig("figure.pdf")` is ready for print, whatever the user's settings of
+        matplotlib are.
+
+        Args:
+            kind: "strengths", with their 95 % intervals; "gradients", the target against the fitted
+                Σ λ_k ∇R_k, one dot per parameter, of endpoints and differences while the objective
+                is in memory (this takes the passes over the data that the equations took); or
+                "layers", what every regularizer explains in the fit of each layer.
+        """
+        return draw_fit(self, kind)
+
+    @property
+    def __maketables_coef_table__(self) -> "DataFrame":
+        """The coefficients for `maketables.ETable([fit, …])`; see `coefficient_rows`."""
+        rows = [{"Coefficient": name, **row} for name, row in coefficient_rows(self).items()]
+        return make_frame(rows).set_index("Coefficient")
+
+    def __maketables_stat__(self, key: str) -> float | int | None:
+        """A statistic for maketables: "N" examples, "r2" (explained), or a number of the fit."""
+        return regression_statistic(self, key)
+
+    @property
+    def __maketables_depvar__(self) -> str:
+        return " + ".join(sorted({TARGETS[source.mode] for source in self.sources}))
+
+    @property
+    def __maketables_default_stat_keys__(self) -> list[str]:
+        return ["N", "rows", "r2"]
+
+    @property
+    def __maketables_stat_labels__(self) -> dict[str, str]:
+        return {"N": "Examples", "rows": "Equations", "r2": "Explained"}
 
     def difference(self, other: "Fit") -> FitDifference:
         """This fit's strengths minus another's, with error bars, and whether chance explains them.
@@ -274,9 +350,9 @@ def fit(equations: Equations, *, nonnegative: bool = False, psd: bool = False) -
             the strengths of other regularizers are free. Where the unconstrained Λ is positive
             semidefinite, it is the answer.
     """
-    rows = _check_arguments(equations, nonnegative, psd)
+    rows = check_arguments(equations, nonnegative, psd)
     factor, count = equations.factor(), len(equations.names)
-    _check_scale(equations.names, factor)
+    check_scale(equations.names, factor)
     system, targets = System(factor[:, :count]), factor[:, count:]
     solve = solver(system, equations, nonnegative=nonnegative, psd=psd)
     target = targets.mean(1)
@@ -333,73 +409,6 @@ def _without_bounds(equations: Equations) -> Equations:
     """The same equations without bounds that families have by themselves; no curve is left then."""
     families = [replace(f, bounded=(), shape=None) if f.bounded else f for f in equations.families]
     return replace(equations, families=tuple(families))
-
-
-def _check_arguments(equations: Equations, nonnegative: bool, psd: bool) -> int:
-    """The number of equations; wrong arguments are refused."""
-    if not isinstance(equations, Equations):
-        raise InputError(
-            f"fit was given a {type(equations).__name__}: pass what endpoint_equations, "
-            "difference_equations, trajectory_equations or stack return."
-        )
-    if not (rows := equations.rows):
-        raise InputError(
-            "there are no equations: every row was left out at a kink (all weights zero under l1, "
-            "all groups under group_l2, all singular values under nuclear_norm). Widen rows=, pass "
-            "a smaller zero_width=, or use a penalty without a kink, such as smooth_l1."
-        )
-    check_type("nonnegative", nonnegative, bool, "True or False")
-    check_type("psd", psd, bool, "True or False")
-    kinds = {family.kind for family in equations.families}
-    if nonnegative and "symmetric" in kinds:
-        raise InputError(
-            "nonnegative=True with symmetric(): off-diagonal strengths of a penalty may well be "
-            "negative. Fit freely and look at the eigenvalues of Fit.matrix(), or pass psd=True."
-        )
-    if nonnegative and any(f.shape is not None and not f.shape.even for f in equations.families):
-        raise InputError(
-            "nonnegative=True with a spline that is not even: s′ of negative weights is below zero "
-            "for a penalty. Pass spline(even=True), or convex=True and leave nonnegative= out."
-        )
-    if psd:
-        _check_matrices(equations, nonnegative)
-    return rows
-
-
-def _check_matrices(equations: Equations, nonnegative: bool) -> None:
-    """Refuse Λ ⪰ 0 where there is no symmetric Λ, or where other strengths would be ambiguous."""
-    kinds = {family.kind for family in equations.families}
-    if nonnegative:
-        raise InputError("nonnegative=True and psd=True are two different fits: pass one of them.")
-    if "diagonal" in kinds:
-        raise InputError(
-            "psd=True with diagonal(): a diagonal Λ is positive semidefinite exactly if all of its "
-            "strengths are at least zero. Pass nonnegative=True, without symmetric()."
-        )
-    if "symmetric" not in kinds:
-        raise InputError(
-            "psd=True without symmetric(): there is no matrix Λ. Pass nonnegative=True for "
-            "strengths of at least zero, or write equations of regularizers.symmetric()."
-        )
-    if any(family.bounded for family in equations.families):
-        raise InputError(
-            "psd=True beside a convex spline is not solved: pass spline(convex=False), or fit the "
-            "matrix and the curve one after the other, with the first as known=."
-        )
-
-
-def _check_scale(names: Sequence[str], factor: Tensor) -> None:
-    """Refuse numbers whose squares are zero or infinite in float64; a target may be that small."""
-    sizes = factor.abs().amax(0).tolist() if len(factor) else []
-    for column, size in enumerate(sizes):
-        is_target = column >= len(names)
-        if size > LARGEST or (0 < size < SMALLEST and not is_target):
-            what = "the target" if is_target else f"the gradient of {names[column]!r}"
-            raise InputError(
-                f"{what} has entries of size {size:.1g}: squares of such numbers are not in the "
-                "range of float64. Multiply the penalty, or the loss, by a constant, and the "
-                "strength by what makes up for it."
-            )
 
 
 def _shares(design: Tensor, strengths: Tensor, targets: Tensor) -> Tensor:

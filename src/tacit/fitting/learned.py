@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from tacit.display.text import WIDTH
 from tacit.equations.target import Target
 from tacit.errors import InputError, Problem, ProblemKind, check_type, check_whole
 from tacit.fitting.evidence import WELL_EXPLAINED
@@ -25,7 +26,7 @@ from tacit.fitting.module_gradients import (
     stack_endpoints,
 )
 from tacit.fitting.solving import between_groups
-from tacit.fitting.summary import WIDTH, jsonable
+from tacit.fitting.summary import jsonable
 from tacit.objective import derivatives
 from tacit.objective.params import Params, Scope, to_float64
 from tacit.regularizers.custom import regularizer

@@ -29,14 +29,14 @@ def metrics_of(fit: "Fit", prefix: str) -> dict[str, float]:
     errors = fit.standard_errors
     for name, label in _unique_labels(fit.strengths).items():
         values[f"strength/{label}"] = fit.strengths[name]
-        if (kind := _widest(intervals, name)) is not None:
+        if (kind := widest(intervals, name)) is not None:
             low, high = intervals[kind][name]
             values[f"standard_error/{label}"] = errors[kind][name]
             values[f"low/{label}"], values[f"high/{label}"] = low, high
     return {prefix + name: value for name, value in values.items() if math.isfinite(value)}
 
 
-def _widest(intervals: Mapping[str, Mapping[str, tuple[float, float]]], name: str) -> str | None:
+def widest(intervals: Mapping[str, Mapping[str, tuple[float, float]]], name: str) -> str | None:
     """The kind of error bars with the widest interval for a strength.
 
     None without any, and where one says that the strength is not determined.

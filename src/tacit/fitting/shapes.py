@@ -9,12 +9,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from tacit.display.text import WIDTH
 from tacit.equations.equations import Equations
 from tacit.errors import InputError, Problem, ProblemKind, check_number, check_type
 from tacit.fitting.error_bars import KINDS, ErrorBars
 from tacit.fitting.fits import Fit, fit
 from tacit.fitting.shape_errors import Point, shape_error_bars, square_residual, target_square
-from tacit.fitting.summary import WIDTH, jsonable
+from tacit.fitting.summary import jsonable
 
 Write = Callable[..., Equations]
 

@@ -1,10 +1,11 @@
-"""A fit as text: how much it explains, a regression table, error bars, and problems."""
+"""What the summary of a fit says: how much it explains, a table, error bars, and problems."""
 
 import math
-import textwrap
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from tacit.display import Column, Note, Summary, Table
 from tacit.errors import Problem, ProblemKind
 from tacit.fitting.error_bars import KINDS, ErrorBars
 from tacit.fitting.evidence import MIN_EXPLAINED
@@ -15,7 +16,6 @@ if TYPE_CHECKING:
     from tacit.equations.sources import Source
     from tacit.fitting.fits import Fit
 
-WIDTH = 88
 MAX_ROWS = 40
 MAX_INTERVALS = 6
 MAX_SIMILAR = 2
@@ -29,28 +29,41 @@ TARGETS = {
 }
 
 
-def write_summary(fit: "Fit") -> str:
-    """What is explained, header, one row per regularizer, error bars, footer and problems."""
-    rule = "─" * WIDTH
-    bars = [*_error_bars(fit), *_step_errors(fit)]
-    parts = (_header(fit), _table(fit), bars, _footer(fit), _notes(fit))
-    lines = [*_lead(fit), *(line for part in parts for line in (rule, *part))]
-    return "\n".join(lines)
+def summarize(fit: "Fit") -> Summary:
+    """What is explained, what the fit is of, one row per regularizer, error bars and problems."""
+    notes = (*_error_bars(fit), *_step_errors(fit))
+    return Summary(
+        title=_title(fit),
+        lead=tuple(lead(fit)),
+        facts=tuple(_facts(fit).items()),
+        tables=(replace(_table(fit), notes=notes),),
+        numbers=_numbers(fit),
+        problems=merge_similar(fit.problems),
+        findings=fit.findings,
+        no_problems="No problems found.",
+    )
 
 
-def _lead(fit: "Fit") -> list[str]:
+def lead(fit: "Fit") -> list[str]:
     """The first thing to know about a fit: how much of the target it explains."""
     candidates = _curves_by_name(fit)
     names = _join_names(candidates)
     if _has_no_signal(fit):
         text = "NO SIGNAL: the target is only noise or rounding; do not interpret the strength of"
-        return textwrap.wrap(f"{text} {names}.", WIDTH)
+        return [f"{text} {names}."]
     explained = min(max(fit.explained, 0.0), 1.0)
     verb = "explains" if len(candidates) == 1 else "explain"
-    lines = textwrap.wrap(f"{names} {verb} {_percent(explained)} of the target.", WIDTH)
+    sentences = [f"{names} {verb} {percent(explained)} of the target."]
     if explained < MIN_EXPLAINED:
-        lines.append("Strengths in parentheses describe only that part of the target.")
-    return lines
+        sentences.append("Strengths in parentheses describe only that part of the target.")
+    return sentences
+
+
+def title_lines(fit: "Fit", *remarks: str) -> list[str]:
+    """The title of a figure: what the fit explains, and the kinds of its problems."""
+    kinds = dict.fromkeys(str(problem.kind) for problem in fit.problems)
+    problems = [f"Problems: {', '.join(kinds)}."] if kinds else []
+    return [lead(fit)[0], *remarks, *problems]
 
 
 def _curves_by_name(fit: "Fit") -> list[str]:
@@ -73,7 +86,7 @@ def _join_names(names: Iterable[str]) -> str:
     return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
 
 
-def _percent(part: float) -> str:
+def percent(part: float) -> str:
     """A part as a percentage, with more digits where one would round to 0 or 100."""
     for digits in (1, 2, 3):
         text = f"{100 * part:.{digits}f}"
@@ -91,9 +104,8 @@ def is_doubtful(fit: "Fit") -> bool:
     return fit.explained < MIN_EXPLAINED or _has_no_signal(fit)
 
 
-def _header(fit: "Fit") -> list[str]:
-    sources = fit.sources
-    first = sources[0]
+def _title(fit: "Fit") -> str:
+    sources, first = fit.sources, fit.sources[0]
     modes = sorted({source.mode for source in sources})
     title = f"tacit: {' + '.join(modes)} equations"
     if len(sources) > 1:
@@ -104,11 +116,18 @@ def _header(fit: "Fit") -> list[str]:
         title += ", strengths ≥ 0"
     if fit.psd:
         title += ", Λ ⪰ 0"
+    return title
+
+
+def _facts(fit: "Fit") -> dict[str, str]:
+    """What the equations are of, by label."""
+    sources, first = fit.sources, fit.sources[0]
+    modes = sorted({source.mode for source in sources})
     known = _common(
         ", ".join(f"{name} = {value:g}" for name, value in source.known.items()) or "no penalties"
         for source in sources
     )
-    entries = {
+    return {
         "target": "; ".join(TARGETS.get(mode, mode) for mode in modes),
         "loss": _loss(sources),
         first.unit: _common(f"{source.examples:,}" for source in sources),
@@ -120,16 +139,12 @@ def _header(fit: "Fit") -> list[str]:
         "equations": f"{fit.rows:,}" + (f" over {first.steps} steps" if first.steps > 1 else ""),
         "known": known,
     }
-    lines = [f"{label:<11}{text}" for label, text in entries.items()]
-    return [title, *(part for line in lines for part in line.split("\n"))]
 
 
 def _unreached(sources: Sequence["Source"]) -> str:
-    """Parameters that the loss does not reach, of all sources, on lines of their own."""
+    """Parameters that the loss does not reach, of all sources, on a line of their own."""
     names = list(dict.fromkeys(name for source in sources for name in source.unreached))
-    text = f"not reached by the loss: {shorten(names)}"
-    lines = textwrap.wrap(text, WIDTH - 11, break_on_hyphens=False) if names else []
-    return "".join([";" * bool(names), *(f"\n{'':<11}{line}" for line in lines)])
+    return f";\nnot reached by the loss: {shorten(names)}" if names else ""
 
 
 def _common(texts: Iterable[str]) -> str:
@@ -144,44 +159,29 @@ def _loss(sources: Sequence["Source"]) -> str:
     return f"{sources[0].loss}{mean}"
 
 
-def _table(fit: "Fit") -> list[str]:
-    names = list(fit.strengths)
-    width = max([11, *(min(34, len(name)) for name in names[:MAX_ROWS])])
-    room = (WIDTH - width - 14 - 10 - 11) // 11
-    kinds = list(_shown_bars(fit))[: max(1, room)]
-    head = ["strength", *(f"±{kind}" for kind in kinds), "share", "inflation"]
-    sizes = [14, *[11] * len(kinds), 10, 11]
-    lines = [f"{'regularizer':<{width}}" + align(head, sizes)]
-    errors_by_kind = [fit.error_bars[kind].standard_errors for kind in kinds]
+def _table(fit: "Fit") -> Table:
+    names, bars = list(fit.strengths), shown_bars(fit)
+    errors_by_kind = {kind: each.standard_errors for kind, each in bars.items()}
+    columns = (
+        Column("regularizer", 11, "left"),
+        Column("strength", 14),
+        *(Column(f"±{kind}", 11, optional=True) for kind in bars),
+        Column("share", 10),
+        Column("inflation", 11),
+    )
+    rows: list[tuple[str, ...]] = []
     for name in names[:MAX_ROWS]:
         strength = f"{fit.strengths[name]:.6g}"
-        cells = [
-            f"({strength})" if is_doubtful(fit) else strength,
-            *(
-                _error(errors[name], kind)
-                for kind, errors in zip(kinds, errors_by_kind, strict=True)
-            ),
-            f"{fit.shares[name]:.4f}",
-            write_number(fit.inflation[name]),
-        ]
-        lines.append(f"{fit_name(name, width):<{width}}" + align(cells, sizes))
+        errors = (_error(by_name[name], kind) for kind, by_name in errors_by_kind.items())
+        shown = f"({strength})" if is_doubtful(fit) else strength
+        share, inflation = f"{fit.shares[name]:.4f}", write_number(fit.inflation[name])
+        rows.append((name, shown, *errors, share, inflation))
     if len(names) > MAX_ROWS:
-        lines.append(f"… and {len(names) - MAX_ROWS} more (Fit.strengths has all)")
-    return lines
+        rows.append((f"… and {len(names) - MAX_ROWS} more (Fit.strengths has all)",))
+    return Table(columns, tuple(rows))
 
 
-def fit_name(name: str, width: int) -> str:
-    """A name in that width; layers' names differ at their ends, so the middle is cut."""
-    half = (width - 1) // 2
-    return name if len(name) <= width else f"{name[: width - 1 - half]}…{name[-half:]}"
-
-
-def align(cells: Sequence[str], sizes: Sequence[int]) -> str:
-    """Cells of a table, each at the right of its width."""
-    return "".join(f" {text:>{size - 1}}" for text, size in zip(cells, sizes, strict=True))
-
-
-def _shown_bars(fit: "Fit") -> dict[str, ErrorBars]:
+def shown_bars(fit: "Fit") -> dict[str, ErrorBars]:
     """All error bars, but those of layers only if some strength is in two or more of them."""
     return {
         kind: bars
@@ -195,21 +195,22 @@ def _error(value: float, kind: str) -> str:
     return "–" if kind == "layers" and math.isinf(value) else write_number(value)
 
 
-def _error_bars(fit: "Fit") -> list[str]:
+def _error_bars(fit: "Fit") -> list[Note]:
     """One entry per kind: the source of randomness, what it was computed from, the intervals."""
-    shown, hint = _shown_bars(fit), []
+    shown, hint = shown_bars(fit), []
     scored = fit.sources[0].mode in ("endpoint", "difference")
     scored = scored and not fit.psd_binds
     if fit.equations.origin is not None and scored and not {*shown} - {"layers"}:
-        hint = ["  tacit.score_examples(fit) adds the sampling of examples."]
+        hint = [Note("tacit.score_examples(fit) adds the sampling of examples.", is_detail=True)]
     if not shown and fit.nonnegative and not any(fit.strengths.values()):
-        return ["± none: λ ≥ 0 holds every strength at zero."]
+        return [Note("± none: λ ≥ 0 holds every strength at zero.")]
     if not shown and fit.psd_binds:
-        return ["± none: Λ ⪰ 0 holds an eigenvalue at zero; Fit.unconstrained has error bars."]
+        text = "± none: Λ ⪰ 0 holds an eigenvalue at zero; Fit.unconstrained has error bars."
+        return [Note(text)]
     if not shown:
         where = "a single point" if fit.error_bars else "a single point of a single layer"
-        return [f"± none: {where} does not show its own uncertainty.", *hint]
-    lines = []
+        return [Note(f"± none: {where} does not show its own uncertainty."), *hint]
+    notes = []
     for kind, bars in shown.items():
         text = f"standard errors for {KINDS[kind]}, from {bars.basis}.{_coverage(bars)}"
         if kind == "layers":
@@ -217,12 +218,12 @@ def _error_bars(fit: "Fit") -> list[str]:
                 f"how far {bars.basis} disagree on one strength (leaving out one at a time). It "
                 "does not say how precisely the strength is known."
             )
-        lines += textwrap.wrap(f"±{kind}: {text}", WIDTH, subsequent_indent="  ")
-        lines += [] if kind == "layers" else _intervals(fit, bars)
-    return [*lines, *hint]
+        notes.append(Note(f"±{kind}: {text}"))
+        notes += [] if kind == "layers" else _intervals(fit, bars)
+    return [*notes, *hint]
 
 
-def _step_errors(fit: "Fit") -> list[str]:
+def _step_errors(fit: "Fit") -> list[Note]:
     """What the finite step changes, or how to find out, where steps were compared with a flow."""
     scale = fit.sources[0].scale
     sized = scale is not None or any(source.step_sizes for source in fit.sources)
@@ -242,7 +243,7 @@ def _step_errors(fit: "Fit") -> list[str]:
             )
         )
         text = f"At half the {size}: {shown}."
-    return textwrap.wrap(text, WIDTH, subsequent_indent="  ")
+    return [Note(text)]
 
 
 def _coverage(bars: ErrorBars) -> str:
@@ -254,56 +255,52 @@ def _coverage(bars: ErrorBars) -> str:
     )
 
 
-def _intervals(fit: "Fit", bars: ErrorBars) -> list[str]:
+def _intervals(fit: "Fit", bars: ErrorBars) -> list[Note]:
     intervals = bars.intervals(fit.strengths)
     if all(low == high for low, high in intervals.values()):
         return []
     if len(intervals) > MAX_INTERVALS:
-        return [f"  Fit.standard_errors[{bars.kind!r}] and Fit.intervals() have the numbers."]
+        text = f"Fit.standard_errors[{bars.kind!r}] and Fit.intervals() have the numbers."
+        return [Note(text, is_detail=True)]
     shown = ", ".join(
         f"{name} –" if math.isnan(low) else f"{name} [{low:.4g}, {high:.4g}]"
         for name, (low, high) in intervals.items()
     )
-    return textwrap.wrap(
-        f"  95 % intervals: {shown}", WIDTH, subsequent_indent="    ", break_on_hyphens=False
+    return [Note(f"95 % intervals: {shown}", is_detail=True)]
+
+
+def _numbers(fit: "Fit") -> tuple[tuple[tuple[str, str], ...], ...]:
+    norms = [source.parameter_norm for source in fit.sources]
+    size = math.sqrt(sum(value**2 for value in norms) / len(norms))
+    return (
+        (
+            ("explained", f"{fit.explained:.4f}"),
+            ("cosine", f"{fit.cosine:.4f}"),
+            ("residual ratio", f"{fit.residual_ratio:.2g}"),
+            ("condition", write_number(fit.condition)),
+        ),
+        (
+            ("‖∇L‖", f"{fit.gradient_norm:.4g}"),
+            ("‖θ‖", f"{size:.4g}"),
+            ("rank", f"{fit.rank} of {len(fit.strengths)}"),
+        ),
     )
 
 
-def _footer(fit: "Fit") -> list[str]:
-    norms = [source.parameter_norm for source in fit.sources]
-    size = math.sqrt(sum(value**2 for value in norms) / len(norms))
-    return [
-        f"explained {fit.explained:.4f}   cosine {fit.cosine:.4f}   "
-        f"residual ratio {fit.residual_ratio:.2g}   condition {write_number(fit.condition)}",
-        f"‖∇L‖ {fit.gradient_norm:.4g}   ‖θ‖ {size:.4g}   rank {fit.rank} of {len(fit.strengths)}",
-    ]
-
-
-def _notes(fit: "Fit") -> list[str]:
-    """The problems, or that there are none, and the findings."""
-    findings = [
-        line
-        for text in fit.findings
-        for line in textwrap.wrap(f"Finding: {text}", WIDTH, subsequent_indent="  ")
-    ]
-    return [*write_problems(fit.problems), *findings]
-
-
-def write_problems(problems: Sequence[Problem]) -> list[str]:
-    """The problems by number, those of one kind together."""
-    if not problems:
-        return ["No problems found."]
-    lines, similar = [], {}
+def merge_similar(problems: Sequence[Problem]) -> tuple[Problem, ...]:
+    """Problems of one kind and with one remedy as one."""
+    similar: dict[tuple[str, str], list[Problem]] = {}
     for problem in problems:
         similar.setdefault((problem.kind, problem.remedy), []).append(problem)
-    for number, ((kind, remedy), problems) in enumerate(similar.items(), 1):
-        messages = " ".join(problem.message for problem in problems[:MAX_SIMILAR])
-        if len(problems) > MAX_SIMILAR:
-            names = [name for problem in problems[MAX_SIMILAR:] for name in problem.names]
-            messages += f" The same holds for {shorten(names)}."
-        text = f"[{number}] {kind}: {messages} {remedy}"
-        lines += textwrap.wrap(text, WIDTH, subsequent_indent="    ")
-    return lines
+    merged = []
+    for alike in similar.values():
+        message = " ".join(problem.message for problem in alike[:MAX_SIMILAR])
+        names = tuple(dict.fromkeys(name for problem in alike for name in problem.names))
+        if len(alike) > MAX_SIMILAR:
+            further = [name for problem in alike[MAX_SIMILAR:] for name in problem.names]
+            message += f" The same holds for {shorten(further)}."
+        merged.append(replace(alike[0], message=message, names=names))
+    return tuple(merged)
 
 
 def write_number(value: float) -> str:

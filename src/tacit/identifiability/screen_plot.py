@@ -1,8 +1,10 @@
 """A screen as a figure: what every candidate explains alone, by group."""
 
-import textwrap
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
+
+from tacit.display import figures
+from tacit.display.text import fit_name
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -11,37 +13,40 @@ if TYPE_CHECKING:
 
 MOST_ROWS, MOST_MEMBERS = 14, 4
 """Candidates that are drawn, and of each group."""
-CHOSEN, OTHER, ADDED = "#1b6ca8", "#b8c4cf", "#0b2f4a"
-HEIGHT = 0.27
+HEIGHT = 0.19
 """Inches of a candidate."""
+LONGEST = 24
+"""Letters of a name."""
 
 
 def draw_screen(screen: "Screen") -> "Figure":
     """Bars of what candidates explain alone, and lines at what they add beside the chosen ones."""
-    from matplotlib.figure import Figure
+    with figures.style():
+        return _draw(screen, _rows(screen))
 
-    rows = _rows(screen)
+
+def _draw(screen: "Screen", rows: list["ScreenRow"]) -> "Figure":
     gaps = sum(a.group != b.group for a, b in pairwise(rows))
-    figure = Figure(figsize=(6.4, 1.5 + HEIGHT * (len(rows) + 0.6 * gaps)), layout="constrained")
+    height = 1.35 + HEIGHT * (len(rows) + 0.6 * gaps)
+    figure = figures.new_figure(figures.COLUMN, height)
     axes: Any = figure.subplots()
     places, place = [], 0.0
     for number, row in enumerate(rows):
         place += 1.6 if number and row.group != rows[number - 1].group else 1.0
         places.append(place)
     for row, place in zip(rows, places, strict=True):
-        color = CHOSEN if row.chosen else OTHER
+        color = figures.BLUE if row.chosen else figures.PALE
         axes.barh(place, max(row.alone, 0.0), height=0.72, color=color)
-        axes.plot([row.added] * 2, [place - 0.42, place + 0.42], color=ADDED, lw=1.6)
+        axes.plot([row.added] * 2, [place - 0.42, place + 0.42], color=figures.DARK, lw=1.4)
     axes.set_yticks(places, [_label(row) for row in rows])
-    axes.set(
-        xlim=(0, 1), ylim=(places[-1] + 0.8, places[0] - 0.8), xlabel="part of the target explained"
-    )
-    axes.barh(-9, 0, color=CHOSEN, label="alone, chosen")
-    axes.barh(-9, 0, color=OTHER, label="alone")
-    axes.plot([], [], color=ADDED, lw=1.6, label="added beside the chosen ones")
-    axes.legend(loc="lower right", frameon=False, fontsize="small")
-    axes.set_title("\n".join(textwrap.wrap(_title(screen), 62)), fontsize="medium", loc="left")
-    axes.spines[["top", "right"]].set_visible(False)
+    axes.tick_params(axis="y", length=0)
+    ends = (places[-1] + 0.8, places[0] - 0.8) if places else (1, 0)
+    axes.set(xlim=(0, 1), ylim=ends, xlabel="part of the target explained")
+    axes.barh(-9, 0, color=figures.BLUE, label="alone, chosen")
+    axes.barh(-9, 0, color=figures.PALE, label="alone, others")
+    axes.plot([], [], color=figures.DARK, lw=1.4, label="added beside the chosen ones")
+    figure.legend(loc="outside lower left", ncols=2, columnspacing=1, borderpad=0)
+    figures.set_title(figure, [_title(screen)])
     return figure
 
 
@@ -55,7 +60,8 @@ def _title(screen: "Screen") -> str:
 
 
 def _label(row: "ScreenRow") -> str:
-    return f"{row.name}  ({row.strength:.3g})" if row.chosen else row.name
+    name = fit_name(row.name, LONGEST)
+    return f"{name} ({figures.write_number(row.strength)})" if row.chosen else name
 
 
 def _rows(screen: "Screen") -> list["ScreenRow"]:

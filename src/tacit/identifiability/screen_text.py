@@ -1,10 +1,10 @@
-"""A screen as text: the verdict, and a table of candidates by group."""
+"""What a screen says: its verdict, a table of candidates by group, and rows for a frame."""
 
 import math
-import textwrap
-from typing import TYPE_CHECKING
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
 
-from tacit.fitting.summary import WIDTH
+from tacit.display import Column, Note, Summary, Table
 
 if TYPE_CHECKING:
     from tacit.identifiability.screening import Group, Screen, ScreenRow
@@ -14,45 +14,57 @@ SEEN = 5e-4
 MOST_SHOWN = 4
 """Members of a group that are listed; and groups that are not confirmed."""
 UNITS = {"layers": "layers", "endpoints": "endpoints or epochs", "steps": "steps"}
+COLUMNS = (
+    Column("candidate", 14, "left"),
+    Column("alone", 8),
+    Column("added", 8),
+    Column("held out", 10),
+    Column("p", 9),
+    Column("strength", align="left"),
+)
 
 
-def write_screen(screen: "Screen") -> str:
+def summarize_screen(screen: "Screen") -> Summary:
     """The verdict in a sentence, the candidates by group, and what is not explained."""
-    rule = "─" * WIDTH
-    width = max(12, *(len(row.name) for row in screen.table)) if screen.table else 12
     kind, count = screen.clusters
-    lines = textwrap.wrap(screen.reason, WIDTH)
-    lines += [rule, f"tacit: screen of {len(screen.table)} candidates, over {count} {UNITS[kind]}"]
-    head = f"{'candidate':<{width}}{'alone':>8}{'added':>8}{'held out':>10}{'p':>9}   strength"
-    lines += [rule, head, rule]
     shown = [g for g in screen.groups if g.confirmed] + [
         g for g in screen.groups if not g.confirmed
     ][:MOST_SHOWN]
-    rows = {row.name: row for row in screen.table}
-    for group in shown:
-        lines += _group_lines(group, rows, width)
+    by_name = {row.name: row for row in screen.table}
+    rows = [row for group in shown for row in _group_rows(group, by_name)]
     if (hidden := len(screen.groups) - len(shown)) > 0:
-        lines.append(f"… and {hidden} more groups, none of them confirmed: see screen.table")
-    lines.append(rule)
-    lines += _notes(screen)
-    return "\n".join(lines)
+        rows.append((f"… and {hidden} more groups, none of them confirmed: see screen.table",))
+    return Summary(
+        title=f"tacit: screen of {len(screen.table)} candidates, over {count} {UNITS[kind]}",
+        lead=(screen.reason,),
+        tables=(Table(COLUMNS, tuple(rows), tuple(_notes(screen))),),
+    )
 
 
-def _group_lines(group: "Group", rows: dict[str, "ScreenRow"], width: int) -> list[str]:
-    lines = []
+def screen_rows(screen: "Screen") -> list[dict[str, Any]]:
+    """One record per candidate, in the order of the table."""
+    groups = {name: group for group in screen.groups for name in group.members}
+    rows = []
+    for candidate in screen.table:
+        row, group = asdict(candidate), groups[candidate.name]
+        row["low"], row["high"] = row.pop("interval") or (math.nan, math.nan)
+        row["confirmed"], row["named"] = group.confirmed, candidate.name in group.named
+        rows.append(row)
+    return rows
+
+
+def _group_rows(group: "Group", by_name: dict[str, "ScreenRow"]) -> list[tuple[str, ...]]:
+    rows = []
     for place, name in enumerate(group.members[:MOST_SHOWN]):
-        row = rows[name]
+        row = by_name[name]
+        parts = (f"{part:.3f}" for part in (row.alone, row.added, row.held_out))
         p = _p_value(group.p) if place == 0 else ""
-        mark = " *" if row.chosen else ""
-        lines.append(
-            f"{name + mark:<{width + 2}}{row.alone:>6.3f}{row.added:>8.3f}{row.held_out:>10.3f}"
-            f"{p:>9}   {_strength(row)}"
-        )
+        rows.append((name + (" *" if row.chosen else ""), *parts, p, _strength(row)))
     if (more := len(group.members) - MOST_SHOWN) > 0:
-        lines.append(f"  … and {more} more that are like these")
+        rows.append((f"  … and {more} more that are like these",))
     if group.confirmed and not group.named:
-        lines.append("  this group is confirmed; which of its members is undecided")
-    return [*lines, ""]
+        rows.append(("  this group is confirmed; which of its members is undecided",))
+    return [*rows, ()]
 
 
 def _p_value(p: float) -> str:
@@ -68,16 +80,13 @@ def _strength(row: "ScreenRow") -> str:
     return f"{row.strength:.4g} [{low:.3g}, {high:.3g}]"
 
 
-def _notes(screen: "Screen") -> list[str]:
+def _notes(screen: "Screen") -> list[Note]:
     """What the columns mean, and what stays unexplained."""
-    lines = textwrap.wrap(
+    notes = [
         "alone: explained by it alone. added: beside the other chosen ones (*). held out: of "
-        f"{UNITS[screen.clusters[0]]} that it was not fitted to. p: of the group, after Holm.",
-        WIDTH,
-    )
-    for name, others in screen.same.items():
-        lines += textwrap.wrap(f"{name} is the same here as {', '.join(others)}.", WIDTH)
+        f"{UNITS[screen.clusters[0]]} that it was not fitted to. p: of the group, after Holm."
+    ]
+    notes += [f"{name} is the same here as {', '.join(o)}." for name, o in screen.same.items()]
     if screen.fit is not None:
-        for problem in screen.fit.problems:
-            lines += textwrap.wrap(f"{problem.kind}: {problem.message}", WIDTH)
-    return lines
+        notes += [f"{problem.kind}: {problem.message}" for problem in screen.fit.problems]
+    return [Note(text) for text in notes]

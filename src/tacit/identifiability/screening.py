@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 from torch import Tensor
 from torch.optim import Optimizer
 
+from tacit.display import Format, render
+from tacit.display.frames import make_frame
 from tacit.equations.equations import Equations
 from tacit.equations.target import Target, endpoint_target
 from tacit.errors import InputError, ProblemKind
@@ -23,13 +25,14 @@ from tacit.identifiability.comparison import ClusterKind
 from tacit.identifiability.group_tests import LEVEL, GroupTests
 from tacit.identifiability.proposals import propose
 from tacit.identifiability.screen_plot import draw_screen
-from tacit.identifiability.screen_text import write_screen
+from tacit.identifiability.screen_text import screen_rows, summarize_screen
 from tacit.identifiability.sign_flips import least_p
 from tacit.objective.objective import Objective
 from tacit.regularizers.family import Cost, Regularizer
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+    from pandas import DataFrame
 
 SAME = 1 - 1e-9
 """|cosine| above which two candidates are the same column."""
@@ -108,9 +111,20 @@ class Screen:
     left_out: Mapping[str, str] = field(repr=False)
     """By family, why it was no candidate."""
 
-    def summary(self) -> str:
-        """The verdict, the groups and the table, ready to print."""
-        return write_screen(self)
+    def summary(self, format: Format = "text") -> str:
+        """The verdict, the groups and the table: as text, "markdown", "latex" or "html"."""
+        return render(summarize_screen(self), format)
+
+    def _repr_html_(self) -> str:
+        return self.summary("html")
+
+    def to_frame(self) -> "DataFrame":
+        """One row per candidate, as a DataFrame of pandas: the columns of `ScreenRow`.
+
+        `low` and `high` are the ends of the 95 % interval, and `confirmed` and `named` say whether
+        the group is confirmed, and whether the candidate beats the others of its group.
+        """
+        return make_frame(screen_rows(self))
 
     def plot(self) -> "Figure":
         """What every candidate explains alone and adds, by group, as a matplotlib Figure."""

@@ -3,11 +3,13 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from tacit.display import Format, render
+from tacit.display.frames import make_frame
 from tacit.equations.target import origin_of
 from tacit.errors import InputError, Problem, check_type
 from tacit.fitting.fits import Fit
@@ -29,6 +31,11 @@ from tacit.validation.penalised import (
     strengths_by_name,
 )
 from tacit.validation.retrained import Retrained, compare_with_original, ratio
+from tacit.validation.validation_plot import draw_validation
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from pandas import DataFrame
 
 Train = Callable[[Penalty], Mapping[str, Tensor]]
 """A training loop: minimises loss + penalty(params) and returns the weights."""
@@ -58,9 +65,27 @@ class Validation:
     """None where f has no Hessian; a problem then says why."""
     problems: tuple[Problem, ...]
 
-    def summary(self) -> str:
-        """Table of both models, the certificate and the problems, ready to print."""
-        return summary.format_summary(self)
+    def summary(self, format: Format = "text") -> str:
+        """Both models, the certificate and problems: as text, "markdown", "latex" or "html"."""
+        return render(summary.summarize_validation(self), format)
+
+    def _repr_html_(self) -> str:
+        return self.summary("html")
+
+    def to_frame(self) -> "DataFrame":
+        """One row per model, penalised and control, as a DataFrame of pandas.
+
+        `model`, then the fields of `Retrained`.
+        """
+        models = {"penalised": self.penalised, "control": self.control}
+        return make_frame([{"model": name, **asdict(model)} for name, model in models.items()])
+
+    def plot(self) -> "Figure":
+        """How far both models are from the original, as a matplotlib Figure of a column's width.
+
+        On a logarithmic scale: the penalty is right if its model is much closer than the control.
+        """
+        return draw_validation(self)
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain values, ready for JSON; values that are not finite become None."""

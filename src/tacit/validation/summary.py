@@ -1,12 +1,11 @@
-"""The summary of a validation as text, and its problems."""
+"""What the summary of a validation says, and its problems."""
 
 import math
-import textwrap
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from tacit.display import Column, Note, Summary, Table
 from tacit.errors import Problem
-from tacit.fitting.summary import WIDTH
 from tacit.objective.params import shorten
 
 if TYPE_CHECKING:
@@ -86,8 +85,8 @@ def not_recovered(validation: "Validation", precision: float) -> Iterator[Proble
     elif not validation.settled and UNLIKE < _unlike(validation.penalised) < math.inf:
         yield Problem(
             "not recovered",
-            f"{_predictions(validation.penalised)}, and there is no control that settled to "
-            "compare this with.",
+            f"{describe_predictions(validation.penalised)}, and there is no control that settled "
+            "to compare this with.",
             "Add candidates, or see the problems of the fit.",
         )
 
@@ -109,29 +108,29 @@ def not_certified(validation: "Validation", no_hessian: str, *, local: bool) -> 
         )
 
 
-def format_summary(validation: "Validation") -> str:
-    """Header, table of the two models, what was recovered, certificate, and problems."""
-    rule = "─" * WIDTH
-    strengths = ", ".join(f"{name} = {value:.4g}" for name, value in validation.strengths.items())
-    lines = [
-        *textwrap.wrap(f"{_predictions(validation.penalised)}.".capitalize(), WIDTH),
-        rule,
-        f"tacit: validation by retraining, with {validation.trainer}",
-        *textwrap.wrap(f"penalty    {textwrap.shorten(strengths, 300)}", WIDTH),
-        f"loss       {validation.loss:.6g} at the original weights",
-        rule,
-        f"{'compared with the original':<28}{'with the penalty':>20}{'control':>20}",
-        *_table(validation.penalised, validation.control),
-        rule,
-        *_recovered(validation),
-    ]
+def summarize_validation(validation: "Validation") -> Summary:
+    """Table of the two models, what was recovered, certificate, and problems."""
+    strengths = [f"{name} = {value:.4g}" for name, value in validation.strengths.items()]
+    notes = [_recovered(validation)]
     if validation.certificate is not None:
-        text = f"certificate  {validation.certificate}"
-        lines += textwrap.wrap(text, WIDTH, subsequent_indent="  ")
-    lines.append(rule)
-    for number, problem in enumerate(validation.problems, 1):
-        lines += textwrap.wrap(f"[{number}] {problem}", WIDTH, subsequent_indent="    ")
-    return "\n".join(lines if validation.problems else [*lines, "No problems found."])
+        notes.append(f"certificate  {validation.certificate}")
+    columns = (
+        Column("compared with the original", 28, "left"),
+        Column("with the penalty", 20),
+        Column("control", 20),
+    )
+    rows = tuple(_table_rows(validation.penalised, validation.control))
+    return Summary(
+        title=f"tacit: validation by retraining, with {validation.trainer}",
+        lead=(f"{describe_predictions(validation.penalised)}.".capitalize(),),
+        facts=(
+            ("penalty", shorten(strengths, most=12)),
+            ("loss", f"{validation.loss:.6g} at the original weights"),
+        ),
+        tables=(Table(columns, rows, tuple(map(Note, notes))),),
+        problems=validation.problems,
+        no_problems="No problems found.",
+    )
 
 
 def _unlike(model: "Retrained") -> float:
@@ -139,7 +138,7 @@ def _unlike(model: "Retrained") -> float:
     return max(model.prediction_distance, 0.0 if model.agreement is None else 1 - model.agreement)
 
 
-def _predictions(penalised: "Retrained") -> str:
+def describe_predictions(penalised: "Retrained") -> str:
     """How well the retrained model predicts what the original does, in words."""
     if math.isinf(penalised.distance):
         return "retraining with the penalty diverged"
@@ -151,24 +150,21 @@ def _predictions(penalised: "Retrained") -> str:
     return f"{classes}; {by}" if by else classes
 
 
-def _recovered(validation: "Validation") -> list[str]:
+def _recovered(validation: "Validation") -> str:
     if not validation.settled:
-        text = (
+        return (
             "recovered  – (the control did not settle at a minimum: beside it any model would seem "
             "close to the original)"
         )
-        return textwrap.wrap(text, WIDTH, subsequent_indent=" " * 11)
     predictions = _number(validation.recovered_predictions, ".4f")
-    return [
-        f"recovered  predictions {predictions}   weights {_number(validation.recovered, '.4f')}"
-    ]
+    return f"recovered  predictions {predictions}   weights {_number(validation.recovered, '.4f')}"
 
 
-def _table(penalised: "Retrained", control: "Retrained") -> Iterator[str]:
+def _table_rows(penalised: "Retrained", control: "Retrained") -> Iterator[tuple[str, ...]]:
     for label, field in TABLE_ROWS.items():
         pair = getattr(penalised, field), getattr(control, field)
         if any(value is not None for value in pair):
-            yield f"{label:<28}" + "".join(f"{_number(value, '.4g'):>20}" for value in pair)
+            yield label, *(_number(value, ".4g") for value in pair)
 
 
 def _number(value: float | None, style: str) -> str:

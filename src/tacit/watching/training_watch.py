@@ -1,16 +1,17 @@
 """Strengths along training: some parts of it are observed, as often as a budget of time allows."""
 
-import math
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from tacit.display import Format, render
+from tacit.display.frames import make_frame
 from tacit.equations.candidates import check_candidates
 from tacit.equations.clipping import was_skipped
 from tacit.equations.epochs import (
@@ -21,15 +22,7 @@ from tacit.equations.epochs import (
 )
 from tacit.equations.equations import Equations
 from tacit.equations.target import Target
-from tacit.errors import (
-    InputError,
-    Problem,
-    ProblemKind,
-    check_number,
-    check_type,
-    check_whole,
-)
-from tacit.fitting.drift import DRIFT
+from tacit.errors import InputError, Problem, check_number, check_type, check_whole
 from tacit.fitting.fits import Fit, fit
 from tacit.objective.models import trainable
 from tacit.objective.objective import Objective, check_objective
@@ -37,20 +30,21 @@ from tacit.objective.params import Params, shorten
 from tacit.objective.samples import sample, units_of
 from tacit.regularizers.family import Regularizer
 from tacit.regularizers.weight_decay import unwrap_optimizer
+from tacit.watching.changes import find_changes
 from tacit.watching.clock import Clock
 from tacit.watching.schedule import MOST, Schedule
-from tacit.watching.watch_text import write_watch
+from tacit.watching.watch_plot import draw_watch
+from tacit.watching.watch_text import summarize_watch, watch_rows
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from pandas import DataFrame
 
 REMEMBERED, MOST_BYTES, BYTES_PER_PARAMETER = 12, 2**30, 24
 """Windows whose targets are remembered for `Watch.target`, if they take no more than these bytes;
 else those of a row. A target is a point, a vector in float64 and the optimizer's metric."""
 TRIAL = 4
 """Updates of the first window that are recorded to see what recording takes."""
-
-CHANGED = 0.01
-"""Probability, if a strength was constant, that its rows are called a change."""
-NORMAL = 1.96
-"""Half of a normal distribution's 95 % interval, in standard errors."""
 
 
 @dataclass(frozen=True)
@@ -111,14 +105,12 @@ class Watch:
     @property
     def fit(self) -> Fit:
         """The fit of the last row."""
-        if not self.rows:
-            raise InputError(f"the watch has no row yet: {self._outlook()}")
-        return self.rows[-1].fit
+        return self._observed_rows()[-1].fit
 
     @property
     def problems(self) -> tuple[Problem, ...]:
         """Those of the last fit, and a strength that changed along training."""
-        return (*self.fit.problems, *_changes(self.rows)) if self.rows else ()
+        return (*self.fit.problems, *find_changes(self.rows)) if self.rows else ()
 
     def end_epoch(self) -> None:
         """End the current epoch; call this after the last update of every epoch.
@@ -151,11 +143,36 @@ class Watch:
         """The time that watching took, as a part of the training's time."""
         return self._clock.watching / self._clock.training if self._clock.training else 0.0
 
-    def summary(self) -> str:
-        """A table with one line per row; with a budget, also what part of the time this took."""
+    def summary(self, format: Format = "text") -> str:
+        """One line per row, as text, "markdown", "latex" or "html".
+
+        With a budget it also says what part of the time watching took.
+        """
         outlook = "" if self.rows else self._outlook()
         overhead = None if self._schedule.budget is None else self.overhead
-        return write_watch(self.rows, self.problems, overhead, outlook)
+        return render(summarize_watch(self.rows, self.problems, overhead, outlook), format)
+
+    def _repr_html_(self) -> str:
+        return self.summary("html")
+
+    def to_frame(self) -> "DataFrame":
+        """One row per row of the watch and strength, as a DataFrame of pandas.
+
+        `window`, `update`, `examples` and `explained`, then the columns of `Fit.to_frame`.
+        """
+        return make_frame(watch_rows(self._observed_rows()), "verdict")
+
+    def plot(self) -> "Figure":
+        """Strengths with their 95 % intervals, and what they explain, along the updates.
+
+        A matplotlib Figure, as wide as a column of a paper.
+        """
+        return draw_watch(self._observed_rows())
+
+    def _observed_rows(self) -> Sequence[WatchRow]:
+        if not self.rows:
+            raise InputError(f"the watch has no row yet: {self._outlook()}")
+        return self.rows
 
     def __str__(self) -> str:
         return self.summary()
@@ -345,42 +362,6 @@ class _Observed(NamedTuple):
     examples: int
     columns: list[dict[str, Params]]
     """Mean gradients of the averaged regularizers."""
-
-
-def _changes(rows: Sequence[WatchRow]) -> Iterator[Problem]:
-    """The strengths that changed along training by more than their error bars."""
-    from scipy.stats import chi2
-
-    names = tuple(rows[-1].fit.strengths)
-    for name in names:
-        known = [(row, *_strength_and_error(row.fit, name)) for row in rows]
-        known = [(row, value, error) for row, value, error in known if 0 < error < math.inf]
-        if len(known) < 2:
-            continue
-        weights = [error**-2 for _, _, error in known]
-        mean = sum(w * v for w, (_, v, _) in zip(weights, known, strict=True)) / sum(weights)
-        apart = sum(w * (v - mean) ** 2 for w, (_, v, _) in zip(weights, known, strict=True))
-        row, value, _ = max(known, key=lambda item: abs(item[1] - known[-1][1]))
-        last, strength, _ = known[-1]
-        by_chance = float(chi2.sf(apart, len(known) - 1)) * len(names)
-        if by_chance < CHANGED and abs(strength - value) > DRIFT * abs(mean):
-            yield Problem(
-                ProblemKind.DRIFTING,
-                f"The strength of {name} is {value:.3g} at window {row.window} and {strength:.3g} "
-                f"at window {last.window}, further apart than their error bars allow.",
-                "If what acts was the same throughout, trust the rows at small learning rates: "
-                "equations of an epoch take its steps to be small. Else report how it changes.",
-                (name,),
-            )
-
-
-def _strength_and_error(fit: Fit, name: str) -> tuple[float, float]:
-    """A strength, and the standard error of a normal distribution with its 95 % interval."""
-    for kind in ("sampling", "training"):
-        if kind in fit.standard_errors:
-            low, high = fit.intervals()[kind][name]
-            return fit.strengths[name], (high - low) / 2 / NORMAL
-    return fit.strengths[name], math.nan
 
 
 def _join(targets: Sequence[Target]) -> Target:
