@@ -159,6 +159,29 @@ class Module(pl.LightningModule):
         return self.run.make_optimizer()
 
 
+class Loader:
+    """Batches in their order, with a state, so that Lightning goes on within an epoch."""
+
+    def __init__(self, data):
+        self.batches = list(zip(*(tensor.split(BATCH) for tensor in data), strict=True))
+        self.read, self.skipped = 0, 0
+
+    def __len__(self):
+        return len(self.batches)
+
+    def __iter__(self):
+        self.read, self.skipped = self.skipped, 0
+        for batch in self.batches[self.read :]:
+            self.read += 1
+            yield batch
+
+    def state_dict(self):
+        return {"read": self.read % len(self)}
+
+    def load_state_dict(self, state):
+        self.skipped = state["read"]
+
+
 def lightning_trainer(run, folder, *, resume=None):
     """In the Trainer of Lightning."""
     callback = None
@@ -175,8 +198,7 @@ def lightning_trainer(run, folder, *, resume=None):
         callbacks=[saving, *([callback] if callback else [])], log_every_n_steps=5,
         logger=TensorBoardLogger(folder), enable_progress_bar=False, enable_model_summary=False,
     )  # fmt: skip
-    loader = DataLoader(torch.utils.data.TensorDataset(*run.data), batch_size=BATCH)
-    trainer.fit(Module(run), loader, ckpt_path=resume)
+    trainer.fit(Module(run), Loader(run.data), ckpt_path=resume)
     return _result(run, callback and callback.watch, folder)
 
 
