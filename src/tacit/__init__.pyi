@@ -5,6 +5,7 @@ from tacit import ensembles as ensembles
 from tacit import equations as equations
 from tacit import fitting as fitting
 from tacit import identifiability as identifiability
+from tacit import integrations as integrations
 from tacit import objective as objective
 from tacit import reference as reference
 from tacit import regularizers as regularizers

@@ -95,7 +95,8 @@ class Watch:
         """In order."""
         self.updates = 0
         """Updates of the optimizer since watching began."""
-        self._position = 0  # updates in the current window
+        self.position = 0
+        """Updates in the current window."""
         self._recorded: EpochAverages | None = None  # of the current window, if it is observed
         self._is_trial = False
         self._handles: list[Any] = []
@@ -122,7 +123,7 @@ class Watch:
                 f"end_epoch() was called, but a window is steps={self._steps} updates: leave "
                 "one of the two out."
             )
-        if not self._position:
+        if not self.position:
             raise InputError(
                 "end_epoch() was called before any update of the optimizer: call it after the last "
                 "optimizer.step() of every epoch."
@@ -194,7 +195,7 @@ class Watch:
         return {
             "regularizers": [r.name for r in (*self._regularizers, *self._known)],
             "updates": self.updates,
-            "position": self._position,
+            "position": self.position,
             "schedule": self._schedule.state_dict(),
             "clock": self._clock.state_dict(),
             "rows": [
@@ -226,7 +227,7 @@ class Watch:
                 f"and this one has {shorten(names)}: make it with the same ones."
             )
         self.close()
-        self.updates, self._position = state["updates"], state["position"]
+        self.updates, self.position = state["updates"], state["position"]
         self._schedule.load_state_dict(state["schedule"])
         self._clock.load_state_dict(state["clock"])
         self.rows = [
@@ -250,7 +251,7 @@ class Watch:
             self._recorded.load_state_dict(state["recorded"])
 
     def _begin_window(self) -> None:
-        self._position = 0
+        self.position = 0
         observed = self._schedule.begin(self._clock.training, self._clock.watching)
         first = not (self._schedule.window or self.updates)
         self._is_trial = first and not observed and self._schedule.budget is not None
@@ -279,16 +280,16 @@ class Watch:
         if was_skipped(optimizer):
             return
         self.updates += 1
-        self._position += 1
-        if self._is_trial and self._position == TRIAL:
+        self.position += 1
+        if self._is_trial and self.position == TRIAL:
             self._end_trial()
-        if self._position == self._steps:
+        if self.position == self._steps:
             self._end_window()
 
     def _end_trial(self) -> None:
         """Stop recording after a few updates, which showed what that takes."""
         self._is_trial = False
-        self._schedule.trial = self._clock.watching / self._position
+        self._schedule.trial = self._clock.watching / self.position
         self._attach(recording=False)
 
     def _end_window(self) -> None:
@@ -296,7 +297,7 @@ class Watch:
         if self._is_trial:  # of few updates
             self._end_trial()
         if not self._schedule.window:
-            self._schedule.trial *= self._position
+            self._schedule.trial *= self.position
         seconds = None
         if self._recorded is not None:
             with self._clock.running():

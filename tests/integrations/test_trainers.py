@@ -1,0 +1,95 @@
+"""Trainers of other packages: the numbers of a plain loop, logged, and training as without."""
+
+import re
+
+import pytest
+import torch
+from support.trainers import LOOPS, Run
+
+pytestmark = [
+    # Lightning advises more workers and a larger log, and uses what torch has deprecated.
+    pytest.mark.filterwarnings("ignore::UserWarning:lightning_utilities.core.rank_zero"),
+    pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning"),
+    pytest.mark.filterwarnings("ignore:Checkpoint directory:UserWarning"),
+]
+TRAINERS = {name: loop for name, loop in LOOPS.items() if name != "plain"}
+RUNS = {
+    "epochs": {},
+    "windows of updates": {"every": 5, "steps": 7},
+    "SGD with momentum": {
+        "optimizer": torch.optim.SGD,
+        "options": {"lr": 0.01, "momentum": 0.9, "weight_decay": 0.1},
+    },
+    "accumulation": {"accumulate": 3},
+    "clipping": {"clip": 0.3},
+    "float32": {"dtype": torch.float32},
+    "mixed precision": {"dtype": torch.float32, "bf16": True},
+    "all": {"dtype": torch.float32, "bf16": True, "accumulate": 2, "clip": 0.3, "steps": 5},
+}
+
+
+@pytest.mark.parametrize("options", RUNS.values(), ids=RUNS)
+@pytest.mark.parametrize("loop", TRAINERS.values(), ids=TRAINERS)
+def test_a_trainer_gives_the_numbers_of_a_plain_loop(loop, options, tmp_path):
+    expected = LOOPS["plain"](Run(**options), tmp_path / "plain")
+    result = loop(Run(**options), tmp_path / "trainer")
+    assert result.weights == expected.weights
+    assert len(expected.rows) >= 2
+    for (update, window, metrics), other in zip(result.rows, expected.rows, strict=True):
+        assert (update, window) == other[:2]
+        assert metrics == pytest.approx(other[2], rel=1e-10)
+
+
+def without_time(logged):
+    """What is logged, but for the speed of the machine."""
+    return {n: v for n, v in logged.items() if not re.search("second|runtime|flos|epoch", n)}
+
+
+@pytest.mark.parametrize("windows", [{}, {"every": 5, "steps": 5}], ids=["epochs", "updates"])
+@pytest.mark.parametrize("loop", TRAINERS.values(), ids=TRAINERS)
+def test_event_files_have_the_rows_and_training_is_as_without(loop, windows, tmp_path):
+    options = {"dtype": torch.float32, "dropout": 0.2, "accumulate": 2, "clip": 0.3, **windows}
+    result = loop(Run(**options), tmp_path / "watched")
+    plain = loop(Run(**options, watched=False), tmp_path / "unwatched")
+    assert result.weights == plain.weights
+    own = {name: values for name, values in result.logged.items() if "tacit/" in name}
+    others = {name: values for name, values in result.logged.items() if name not in own}
+    assert without_time(others) == without_time(plain.logged)
+    assert any("loss" in name for name in others)  # so that the comparison says something
+    (prefix,) = {name.partition("tacit/")[0] for name in own}
+    expected: dict[str, list[tuple[int, float]]] = {}
+    for update, _, metrics in result.rows:
+        for name, value in metrics.items():
+            expected.setdefault(prefix + name, []).append((update, pytest.approx(value, rel=1e-6)))
+    assert own == expected
+    assert f"{prefix}tacit/strength/weight_decay" in own
+
+
+RESUMED = {
+    "of epochs": ({}, 60),
+    "written at an update": ({"checkpoints": 12}, 60),  # before the trainer ends the epoch
+    "within a window": ({"every": 5, "steps": 7}, 60),
+    "within an epoch": ({"checkpoints": 6}, 54),
+}
+"""Options, and the update of the checkpoint."""
+
+
+def resume(loop, options, update, folder):
+    """The results of a run, and of one that goes on from its checkpoint after an update."""
+    through = loop(Run(**options), folder)
+    (checkpoint,) = [path for path in folder.rglob("*") if path.stem in checkpoint_names(update)]
+    return through, loop(Run(**options), folder, resume=str(checkpoint))
+
+
+def checkpoint_names(update):
+    return f"checkpoint-{update}", str(update)
+
+
+@pytest.mark.parametrize(("options", "update"), RESUMED.values(), ids=RESUMED)
+@pytest.mark.parametrize("loop", TRAINERS.values(), ids=TRAINERS)
+def test_a_resumed_run_goes_on_with_its_rows(loop, options, update, tmp_path):
+    through, resumed = resume(loop, options, update, tmp_path)
+    assert resumed.weights == through.weights
+    assert resumed.rows == through.rows
+    assert any(row[0] <= update for row in through.rows)
+    assert any(row[0] > update for row in through.rows)
