@@ -1,0 +1,56 @@
+"""The report of a validation."""
+
+from typing import TYPE_CHECKING
+
+from tacit.reporting.parts import (
+    Contents,
+    Section,
+    Verdict,
+    boxed_table,
+    doubts,
+    figures_section,
+    pairs,
+    paragraph,
+    problems_section,
+    try_figure,
+    versions_section,
+)
+from tacit.validation.summary import summarize_validation
+
+if TYPE_CHECKING:
+    from tacit.validation.retraining import Validation
+
+METHOD = (
+    "The model was trained again on L + Σ λₖ Rₖ, without the technique, with the estimated "
+    "strengths; and as a control on L alone, with only the known penalties. If the penalty is "
+    "right, the first model returns to the original, and the control does not."
+)
+
+
+def validation_contents(validation: "Validation") -> Contents:
+    """The report of a validation."""
+    summary = summarize_validation(validation)
+    tone, badge = doubts(validation.problems)
+    sentence, *further = summary.lead
+    (table,) = summary.tables
+    figure = try_figure(
+        validation.plot,
+        "validation",
+        "How far both models are from the original, on a logarithmic scale.",
+        f"Distances of the penalised model and of the control from the original. {sentence}",
+    )
+    method = paragraph(METHOD) + pairs(
+        [*summary.facts, ("trained with", validation.trainer)], "strengths and training"
+    )
+    return Contents(
+        kind="validation by retraining",
+        title="Does the estimated penalty reproduce the model?",
+        verdict=Verdict(tone, badge, sentence, tuple(further)),
+        sections=(
+            Section("models", "Both models", boxed_table(table, "both models")),
+            problems_section(validation.problems),
+            figures_section([figure], "Figure"),
+            Section("method", "How it was computed", method),
+            versions_section(),
+        ),
+    )
