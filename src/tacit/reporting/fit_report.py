@@ -11,7 +11,7 @@ from tacit.fitting.error_bars import KINDS
 from tacit.fitting.layer_table import summarize_layers
 from tacit.fitting.metrics import widest
 from tacit.fitting.summary import is_doubtful, lead, merge_similar, percent, summarize
-from tacit.reporting.method import method_section, modes_of, question
+from tacit.reporting.method import method_section, modes_of, question, target_sentence
 from tacit.reporting.parts import (
     Contents,
     Section,
@@ -64,7 +64,7 @@ def fit_verdict(fit: "Fit") -> Verdict:
         tone = "bad"
     elif 0 < len(fit.strengths) <= MOST_NAMED:
         further = [*further, f"{'; '.join(describe_strengths(fit))}."]
-    return Verdict(tone, badge, first, (*further, question(fit)))
+    return Verdict(tone, badge, first, (*further, target_sentence(fit)), question(fit))
 
 
 def describe_strengths(fit: "Fit") -> list[str]:

@@ -35,10 +35,14 @@ def modes_of(fit: "Fit") -> list[str]:
 
 
 def question(fit: "Fit") -> str:
-    """What a fit answers, and what its target is."""
-    asked = " ".join(QUESTIONS[mode] for mode in modes_of(fit))
+    """What a fit answers."""
+    return " ".join(QUESTIONS[mode] for mode in modes_of(fit))
+
+
+def target_sentence(fit: "Fit") -> str:
+    """What the target of a fit is, and where the candidates stand."""
     target = "; ".join(TARGETS[mode] for mode in modes_of(fit))
-    return f"The question: {asked} The target, which is to be explained, is {target}."
+    return f"The target is what the penalties are to explain: {target}."
 
 
 def method_section(fit: "Fit") -> Section:

@@ -30,6 +30,8 @@ class Verdict:
     """A few words: whether to trust what follows."""
     sentence: str
     further: tuple[str, ...] = ()
+    question: str = ""
+    """What the sentence answers."""
 
 
 @dataclass(frozen=True)

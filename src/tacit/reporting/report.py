@@ -10,7 +10,7 @@ from tacit.errors import InputError, check_type
 from tacit.fitting.fits import Fit
 from tacit.identifiability.screening import Screen
 from tacit.reporting.fit_report import fit_contents
-from tacit.reporting.parts import Contents, Section, Verdict
+from tacit.reporting.parts import Contents, Section
 from tacit.reporting.screen_report import screen_contents
 from tacit.reporting.validation_report import validation_contents
 from tacit.reporting.watch_report import watch_contents
@@ -59,7 +59,7 @@ def write_report(result: Reportable, *, title: str = "") -> str:
     body = [
         f'<p class="kind">tacit report · {escape(contents.kind)}</p>',
         f"<h1>{escape(heading)}</h1>",
-        _answer(contents.verdict),
+        _answer(contents),
         _links(contents.sections),
         *map(_section, contents.sections),
     ]
@@ -82,16 +82,17 @@ def _contents(result: Reportable) -> Contents:
     )
 
 
-def _answer(verdict: Verdict) -> str:
-    """The box at the top: whether to believe it, and what it says."""
+def _answer(contents: Contents) -> str:
+    """The box at the top: the question, whether to believe the answer, and the answer."""
+    verdict = contents.verdict
     badge = escape(verdict.badge)
-    if verdict.tone != "good":
+    if verdict.tone != "good" and any(s.name == "problems" for s in contents.sections):
         badge = f'<a href="#problems">{badge}</a>'
     further = "\n".join(f"<p>{escape(text)}</p>" for text in verdict.further)
     return (
-        f'<div class="answer {verdict.tone}">'
-        f'<span class="verdict {verdict.tone}">{badge}</span>\n'
-        f'<p class="sentence">{escape(verdict.sentence)}</p>\n{further}</div>'
+        f'<div class="answer {verdict.tone}">\n<p class="soft">{escape(verdict.question)}</p>\n'
+        f'<p class="sentence">{escape(verdict.sentence)}</p>\n'
+        f'<p><span class="verdict {verdict.tone}">{badge}</span></p>\n{further}</div>'
     )
 
 

@@ -7,7 +7,7 @@ from tacit.errors import ProblemKind
 from tacit.fitting.summary import merge_similar
 from tacit.identifiability.screen_text import screen_rows, summarize_screen
 from tacit.reporting.fit_report import layer_sections, strengths_section
-from tacit.reporting.method import method_section, question
+from tacit.reporting.method import method_section, target_sentence
 from tacit.reporting.parts import (
     Contents,
     Section,
@@ -26,6 +26,7 @@ from tacit.reporting.parts import (
 if TYPE_CHECKING:
     from tacit.identifiability.screening import Screen, Verdict as ScreenVerdict
 
+QUESTION = "What regularization is in the model?"
 BADGES: "dict[ScreenVerdict, tuple[Tone, str]]" = {
     "answer": ("good", "Confirmed, and the answer"),
     "aligned": ("doubt", "Confirmed, but not the answer"),
@@ -72,8 +73,8 @@ def _verdict(screen: "Screen") -> Verdict:
     sentence = first[:1].upper() + first[1:] if screen.fit is None else first
     further = [rest] if rest else []
     if screen.fit is not None:
-        further.append(question(screen.fit))
-    return Verdict(tone, badge, sentence + separator.strip(), tuple(further))
+        further.append(target_sentence(screen.fit))
+    return Verdict(tone, badge, sentence + separator.strip(), tuple(further), QUESTION)
 
 
 def _candidates(screen: "Screen") -> Section:

@@ -20,6 +20,7 @@ from tacit.validation.summary import summarize_validation
 if TYPE_CHECKING:
     from tacit.validation.retraining import Validation
 
+QUESTION = "Does training with the estimated penalty reproduce the model?"
 METHOD = (
     "The model was trained again on L + Σ λₖ Rₖ, without the technique, with the estimated "
     "strengths; and as a control on L alone, with only the known penalties. If the penalty is "
@@ -44,8 +45,8 @@ def validation_contents(validation: "Validation") -> Contents:
     )
     return Contents(
         kind="validation by retraining",
-        title="Does the estimated penalty reproduce the model?",
-        verdict=Verdict(tone, badge, sentence, tuple(further)),
+        title="Validation of the estimated penalty",
+        verdict=Verdict(tone, badge, sentence, tuple(further), QUESTION),
         sections=(
             Section("models", "Both models", boxed_table(table, "both models")),
             problems_section(validation.problems),

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from tacit.errors import InputError
 from tacit.fitting.summary import merge_similar
 from tacit.reporting.fit_report import describe_strengths, layer_sections, strengths_section
-from tacit.reporting.method import method_section, question
+from tacit.reporting.method import method_section, target_sentence
 from tacit.reporting.parts import (
     Contents,
     Section,
@@ -21,6 +21,8 @@ from tacit.watching.watch_text import summarize_watch
 
 if TYPE_CHECKING:
     from tacit.watching.training_watch import Watch
+
+QUESTION = "Which penalties acted while the model trained?"
 
 
 def watch_contents(watch: "Watch") -> Contents:
@@ -41,7 +43,7 @@ def watch_contents(watch: "Watch") -> Contents:
     return Contents(
         kind=f"watch of {watch.rows[-1].update} updates",
         title="Regularization along training",
-        verdict=Verdict(tone, badge, sentence, (*further, question(fit))),
+        verdict=Verdict(tone, badge, sentence, (*further, target_sentence(fit)), QUESTION),
         sections=(
             Section("rows", "Along training", boxed_table(table, "rows of the watch")),
             figures_section([figure], "Figure"),
