@@ -1,4 +1,4 @@
-"""The `tacit` command: `estimate`, `screen`, `report`, `catalogue`, and the commands that installed packages add.
+"""The `tacit` command: what it can be asked, and the commands that installed packages add.
 
 A package adds commands by an entry point of the group `tacit.commands`: a function that is called
 with the app. Names of tacit are imported inside the commands, so that `tacit --help` does not wait
@@ -129,9 +129,7 @@ Html = Annotated[
     Path | None, typer.Option(metavar="PATH", help="Also write a page: one HTML file.")
 ]
 Csv = Annotated[Path | None, typer.Option(metavar="PATH", help="Also write the table as CSV.")]
-Cost = Annotated[
-    str, typer.Option(help="What candidates may cost: weights, pass or second-order.")
-]
+Cost = Annotated[str, typer.Option(help="What candidates may cost: weights, pass or second-order.")]
 
 
 @report_errors()
@@ -150,8 +148,9 @@ def estimate(  # noqa: PLR0913 # the options of the command
         float | None,
         typer.Option(help="Population size, or inf: adds standard errors of sampling."),
     ] = None,
-    by: Annotated[str, typer.Option(help="strength; or layer: also every layer by itself.")]
-    = "strength",
+    by: Annotated[
+        str, typer.Option(help="strength; or layer: also every layer by itself.")
+    ] = "strength",
     arguments: Arguments = None,
     without: Without = None,
     json: Json = False,
@@ -204,9 +203,9 @@ def report(  # noqa: PLR0913 # the options of the command
     source: Source,
     candidates: Candidates = None,
     known: Known = None,
-    html: Annotated[
-        Path, typer.Option(metavar="PATH", help="The page to write.")
-    ] = Path("report.html"),
+    html: Annotated[Path, typer.Option(metavar="PATH", help="The page to write.")] = Path(
+        "report.html"
+    ),
     title: Annotated[str, typer.Option(help="The heading of the page.")] = "",
     arguments: Arguments = None,
     without: Without = None,
@@ -226,7 +225,7 @@ def report(  # noqa: PLR0913 # the options of the command
 
 def _write(outputs: Outputs, result: Any, by: str = "strength", title: str = "") -> None:
     """Print a result and write its files; it is printed also where a file cannot be written."""
-    from tacit.reporting.report import write_report
+    from tacit.reporting.result_page import write_report
     from tacit.running import describe, table
 
     try:

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import ModuleType, UnionType
 from typing import Any, Literal, NamedTuple, Union, get_args, get_origin
 
+import torch
 from torch import Tensor
 
 import tacit
@@ -67,7 +68,6 @@ def load_file(path: str) -> tacit.Target | tacit.Equations:
 
 def load_weights(path: str) -> dict[str, Tensor]:
     """Parameters by name, from a file of safetensors or of torch.save(model.state_dict(), …)."""
-    import torch
     from safetensors import SafetensorError
     from safetensors.torch import load_file as load_safetensors
 

@@ -18,6 +18,7 @@ from tacit.loading import Result, Source, load_source, load_weights, own_errors
 from tacit.regularizers.family import Cost
 from tacit.reporting import Reportable
 from tacit.specs import parse_known, parse_regularizer
+from tacit.uncertainty.scores import with_sampling_errors
 from tacit.validation import Validation
 from tacit.watching import Watch
 from tacit.watching.watch_text import watch_rows
@@ -89,8 +90,7 @@ def _fit(
         _refuse("equations", {"--with": candidates, "--known": known})
         constraints = {name: options.get(name, False) for name in ("nonnegative", "psd")}
         fit = tacit.fit(loaded, **constraints)
-        population = options.get("population")
-        return fit if population is None else _with_sampling_errors(fit, population)
+        return with_sampling_errors(fit, options.get("population"))
     if not isinstance(loaded, tacit.Objective | tacit.Target):
         raise InputError(
             f"{question.name} returned a {type(loaded).__name__}, which is a result already: write "
@@ -102,10 +102,6 @@ def _fit(
     penalties = dict(parse_known(spec, loaded) for spec in known)
     with own_errors(question.name):
         return tacit.estimate(loaded, regularizers, known=penalties or None, **options)
-
-
-def _with_sampling_errors(fit: tacit.Fit, population: float) -> tacit.Fit:
-    return fit.with_error_bars(tacit.score_examples(fit, population=population).error_bars())
 
 
 def _screen(

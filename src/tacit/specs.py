@@ -54,15 +54,15 @@ def _make_regularizer(
         raise InputError(f"{_shown(spec)} lacks an option: write {name}:{example}.")
     if "objective" not in parameters:
         return factory(**options)
-    if isinstance(objective, tacit.Target):
-        setting = objective.setting
-        objective = setting.computed_from if setting.plain is None else setting.plain
-    if objective is None:
+    source = objective
+    if isinstance(source, tacit.Target):
+        source = source.setting.plain or source.setting.computed_from
+    if source is None:
         raise InputError(
             f"{_shown(spec)} depends on data, which a file of Target.save does not have: use "
             "tacit.Target.load from Python, and make the regularizer of an objective there."
         )
-    return factory(objective, **options)
+    return factory(source, **options)
 
 
 Factory = Callable[..., "tacit.Regularizer"]

@@ -110,9 +110,7 @@ def problems_section(
     return Section("problems", "Problems and what to do", content)
 
 
-def try_figure(
-    draw: Callable[[], "Figure"], name: str, caption: str, alternative: str
-) -> str:
+def try_figure(draw: Callable[[], "Figure"], name: str, caption: str, alternative: str) -> str:
     """A figure, or why it cannot be drawn."""
     try:
         figure = draw()

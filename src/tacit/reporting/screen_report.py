@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from tacit.display import Column, Note, Table
+from tacit.display import Column, Table
 from tacit.errors import ProblemKind
 from tacit.fitting.summary import merge_similar
 from tacit.identifiability.screen_text import screen_rows, summarize_screen
@@ -24,7 +24,8 @@ from tacit.reporting.parts import (
 )
 
 if TYPE_CHECKING:
-    from tacit.identifiability.screening import Screen, Verdict as ScreenVerdict
+    from tacit.identifiability.screening import Screen
+    from tacit.identifiability.screening import Verdict as ScreenVerdict
 
 QUESTION = "What regularization is in the model?"
 BADGES: "dict[ScreenVerdict, tuple[Tone, str]]" = {

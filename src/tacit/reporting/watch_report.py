@@ -4,7 +4,12 @@ from typing import TYPE_CHECKING
 
 from tacit.errors import InputError
 from tacit.fitting.summary import merge_similar
-from tacit.reporting.fit_report import describe_strengths, layer_sections, strengths_section
+from tacit.reporting.fit_report import (
+    MOST_READ_ALOUD,
+    describe_strengths,
+    layer_sections,
+    strengths_section,
+)
 from tacit.reporting.method import method_section, target_sentence
 from tacit.reporting.parts import (
     Contents,
@@ -38,7 +43,8 @@ def watch_contents(watch: "Watch") -> Contents:
         watch.plot,
         "watch",
         "Strengths with their 95 % intervals along training, and what they explain.",
-        f"Strengths along {watch.rows[-1].update} updates. At the end {describe_strengths(fit)[0]}.",
+        f"Strengths along {watch.rows[-1].update} updates. "
+        f"At the end {'; '.join(describe_strengths(fit)[:MOST_READ_ALOUD])}.",
     )
     return Contents(
         kind=f"watch of {watch.rows[-1].update} updates",
