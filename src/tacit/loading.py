@@ -90,8 +90,9 @@ def load_weights(path: str) -> dict[str, Tensor]:
 
 def _is_file(spec: str) -> bool:
     """Whether this names a file of results, and no callable."""
+    suffix = Path(spec).suffix
     try:
-        return Path(spec).suffix == ".safetensors" or Path(spec).is_file()
+        return suffix == ".safetensors" or (suffix != ".py" and Path(spec).is_file())
     except ValueError:  # a zero byte
         return False
 

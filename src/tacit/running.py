@@ -67,10 +67,11 @@ def result_of_source(
     """What `tacit report` is of: a result, the fit of candidates, a watch, or a screen."""
     loaded = question.load()
     if isinstance(loaded, Result):
-        _refuse(type(loaded).__name__, {"--with": candidates, "--known": known})
+        _refuse(f"a {type(loaded).__name__}", {"--with": candidates, "--known": known})
         return loaded
     if isinstance(loaded, Watch) and not candidates:
-        _refuse("watch", {"--known": known})
+        _refuse("a watch without --with", {"--known": known})
+        _ = loaded.fit  # refused where there is no row yet
         return loaded
     if candidates or isinstance(loaded, tacit.Equations):
         return _fit(question, loaded, candidates, known, {})
@@ -129,8 +130,8 @@ def _refuse(what: str, options: dict[str, Any]) -> None:
     """Refuse options that this source has already, or cannot have."""
     if passed := [option for option, value in options.items() if value]:
         raise InputError(
-            f"{' and '.join(passed)} cannot be passed with a {what}, which has its candidates and "
-            "known penalties already: leave it out."
+            f"{' and '.join(passed)} cannot be passed with {what}: what is estimated is settled "
+            "there already. Leave it out."
         )
 
 
