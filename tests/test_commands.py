@@ -41,7 +41,9 @@ def ridge(strength: float = 0.1, rows: int = 50, path: Path = Path("none"), scal
     model.weight.data = torch.linalg.solve(gram, X.T @ y / rows).T
     return tacit.Objective(model, F.mse_loss, (X, y))
 
-def literal(kind: Literal["a", "b"] = "a", maybe: Optional[int] = None, text="", union: int | None = 1):
+def literal(
+    kind: Literal["a", "b"] = "a", maybe: Optional[int] = None, text="", union: int | None = 1
+):
     print(repr((kind, maybe, text, union)))
     return ridge()
 
@@ -201,9 +203,7 @@ def test_stored_targets_and_equations_are_sources(run, folder):
         saver = f"from project import *; {name}().save('{name}.safetensors')"
         assert subprocess.run([sys.executable, "-c", saver], cwd=folder).returncode == 0
     stored = fit_of(run("estimate", "equations.safetensors", "--json"))
-    again = fit_of(
-        run("estimate", "target.safetensors", "--with", "l2", "--with", "l1", "--json")
-    )
+    again = fit_of(run("estimate", "target.safetensors", "--with", "l2", "--with", "l1", "--json"))
     from_call = fit_of(run("estimate", "project.py:equations", "--json"))
     for fit in (stored, again, from_call):
         assert fit["strengths"] == pytest.approx(objective_fit["strengths"], rel=1e-9)

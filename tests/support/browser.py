@@ -82,6 +82,11 @@ class Browser:
         while self.run("document.readyState + location.protocol") != "completefile:":
             assert time.monotonic() < end, "the page did not load"
 
+    def emulate_print(self, *, dark=False):
+        """Show the page as on paper; which scheme the user has is of no importance then."""
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        self._call("Emulation.setEmulatedMedia", media="print", features=[scheme])
+
     def run(self, script):
         """The value of an expression of JavaScript."""
         answer = self._call("Runtime.evaluate", expression=script, returnByValue=True)
