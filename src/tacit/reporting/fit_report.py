@@ -60,11 +60,22 @@ def fit_verdict(fit: "Fit") -> Verdict:
     """What is explained and by which strengths, and whether to believe it."""
     tone, badge = doubts(fit.problems)
     first, *further = lead(fit)
-    if any(problem.kind == ProblemKind.NO_SIGNAL for problem in fit.problems):
+    if has_no_signal(fit):
         tone = "bad"
-    elif 0 < len(fit.strengths) <= MOST_NAMED:
-        further = [*further, f"{'; '.join(describe_strengths(fit))}."]
+    further += name_strengths(fit)
     return Verdict(tone, badge, first, (*further, target_sentence(fit)), question(fit))
+
+
+def has_no_signal(fit: "Fit") -> bool:
+    """Whether the target is only noise or rounding."""
+    return any(problem.kind == ProblemKind.NO_SIGNAL for problem in fit.problems)
+
+
+def name_strengths(fit: "Fit") -> list[str]:
+    """A sentence with all strengths, if they are few and mean anything."""
+    if has_no_signal(fit) or not 0 < len(fit.strengths) <= MOST_NAMED:
+        return []
+    return [f"{'; '.join(describe_strengths(fit))}."]
 
 
 def describe_strengths(fit: "Fit") -> list[str]:
@@ -77,8 +88,10 @@ def describe_strengths(fit: "Fit") -> list[str]:
         if math.isinf(fit.inflation[name]):
             text = f"the strength of {name} is not determined"
         elif (kind := widest(intervals, name)) is not None:
-            low, high = map(write_number, intervals[kind][name])
-            text += f", 95 % interval {low} to {high} for {KINDS[kind]}"
+            low, high = intervals[kind][name]
+            if low < high:
+                ends = f"{write_number(low)} to {write_number(high)}"
+                text += f", 95 % interval {ends} for {KINDS[kind]}"
         texts.append(text)
     return texts
 

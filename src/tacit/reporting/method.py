@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from html import escape
 from typing import TYPE_CHECKING
 
-from tacit.fitting.summary import TARGETS, summarize
+from tacit.fitting.summary import summarize
 from tacit.regularizers.overview import CATALOGUE
 from tacit.reporting.parts import Section, pairs, paragraph
 
@@ -20,6 +20,13 @@ QUESTIONS = {
     "accumulated": "Which potential does the whole path follow?",
 }
 """What each kind of equations asks."""
+IN_WORDS = {
+    "endpoint": "−∇L at these weights, the pull of the loss that something must have resisted",
+    "difference": "how the technique changes the gradient of the loss",
+    "trajectory": "how the weights moved beyond what the gradient of the loss makes them",
+    "accumulated": "the pull of the loss along the path",
+}
+"""The target of each kind of equations, for readers who see it for the first time."""
 EQUATIONS = {
     "endpoint": "∇L(θ) + Σ λₖ ∇Rₖ(θ) = 0",
     "difference": "Σ λₖ ∇Rₖ(θ) = ∇L with the technique − ∇L without it, at the same θ",
@@ -40,9 +47,9 @@ def question(fit: "Fit") -> str:
 
 
 def target_sentence(fit: "Fit") -> str:
-    """What the target of a fit is, and where the candidates stand."""
-    target = "; ".join(TARGETS[mode] for mode in modes_of(fit))
-    return f"The target is what the penalties are to explain: {target}."
+    """What the target of a fit is, in words."""
+    targets = "; ".join(IN_WORDS[mode] for mode in modes_of(fit))
+    return f"The target is what the penalties are to explain: {targets}."
 
 
 def method_section(fit: "Fit") -> Section:

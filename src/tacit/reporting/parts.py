@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 
 import tacit
-from tacit.display import Note, Summary, Table
+from tacit.display import Summary, Table
 from tacit.display.html import write_note, write_pairs, write_table
 from tacit.display.page import scroll_box
 from tacit.errors import InputError, Problem
@@ -104,8 +104,9 @@ def problems_section(
     ]
     content = '<ol class="problems">' + "\n".join(items) + "</ol>"
     if not problems:
-        sought = ", ".join(looked_for)
-        content = paragraph(f"No problems found. Looked for: {sought}." if sought else "None.")
+        kinds = ", ".join(looked_for)
+        sought = f" Looked for: {kinds}." if kinds else ""
+        content = paragraph(f"No problems found.{sought}")
     content += "\n".join(paragraph(f"Finding: {finding}") for finding in findings)
     return Section("problems", "Problems and what to do", content)
 
@@ -122,11 +123,6 @@ def try_figure(draw: Callable[[], "Figure"], name: str, caption: str, alternativ
 def figures_section(figures: Iterable[str], heading: str = "Figures") -> Section:
     """Figures beside each other where there is room."""
     return Section("figures", heading, '<div class="figures">' + "\n".join(figures) + "</div>")
-
-
-def notes(texts: Iterable[str]) -> tuple[Note, ...]:
-    """Paragraphs below a table."""
-    return tuple(map(Note, texts))
 
 
 def versions_section() -> Section:

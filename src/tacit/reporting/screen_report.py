@@ -6,7 +6,7 @@ from tacit.display import Column, Table
 from tacit.errors import ProblemKind
 from tacit.fitting.summary import merge_similar
 from tacit.identifiability.screen_text import screen_rows, summarize_screen
-from tacit.reporting.fit_report import layer_sections, strengths_section
+from tacit.reporting.fit_report import layer_sections, name_strengths, strengths_section
 from tacit.reporting.method import method_section, target_sentence
 from tacit.reporting.parts import (
     Contents,
@@ -74,7 +74,7 @@ def _verdict(screen: "Screen") -> Verdict:
     sentence = first[:1].upper() + first[1:] if screen.fit is None else first
     further = [rest] if rest else []
     if screen.fit is not None:
-        further.append(target_sentence(screen.fit))
+        further += [*name_strengths(screen.fit), target_sentence(screen.fit)]
     return Verdict(tone, badge, sentence + separator.strip(), tuple(further), QUESTION)
 
 

@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+from tacit.fitting.summary import percent
 from tacit.reporting.parts import (
     Contents,
     Section,
@@ -15,7 +16,7 @@ from tacit.reporting.parts import (
     try_figure,
     versions_section,
 )
-from tacit.validation.summary import summarize_validation
+from tacit.validation.summary import describe_predictions, summarize_validation
 
 if TYPE_CHECKING:
     from tacit.validation.retraining import Validation
@@ -32,7 +33,14 @@ def validation_contents(validation: "Validation") -> Contents:
     """The report of a validation."""
     summary = summarize_validation(validation)
     tone, badge = doubts(validation.problems)
-    sentence, *further = summary.lead
+    (sentence,) = summary.lead
+    control = describe_predictions(validation.control)
+    further = [f"For comparison, the control, trained without the penalty: {control}."]
+    if validation.settled:
+        weights = percent(max(validation.recovered, 0.0))
+        further.append(
+            f"Recovered of the distance between the control and the original: {weights}."
+        )
     (table,) = summary.tables
     figure = try_figure(
         validation.plot,

@@ -8,6 +8,7 @@ from tacit.reporting.fit_report import (
     MOST_READ_ALOUD,
     describe_strengths,
     layer_sections,
+    name_strengths,
     strengths_section,
 )
 from tacit.reporting.method import method_section, target_sentence
@@ -38,6 +39,7 @@ def watch_contents(watch: "Watch") -> Contents:
     summary = summarize_watch(watch.rows, watch.problems, None, "")
     tone, badge = doubts(watch.problems)
     sentence, *further = summary.lead
+    further += name_strengths(fit)
     (table,) = summary.tables
     figure = try_figure(
         watch.plot,
