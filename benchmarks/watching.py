@@ -15,7 +15,7 @@ from torch.nn import functional as F
 import tacit
 
 EXAMPLE = Path(__file__).parents[1] / "examples/language_model.py"
-WIDTH, HEADS, BLOCKS, CONTEXT, SEQUENCES, BATCH = 320, 5, 8, 128, 512, 8
+WIDTH, HEADS, BLOCKS, CONTEXT, SEQUENCES, BATCH = 320, 5, 8, 128, 512, 4
 STEPS = 4
 """Updates of a window of the language model."""
 MAX_LANGUAGE_MODEL, MAX_DIGITS = 0.02, 0.04
@@ -70,13 +70,14 @@ def adamw(model: nn.Module, rate: float) -> torch.optim.AdamW:
     return torch.optim.AdamW(groups, lr=rate)
 
 
-def language_model(*, quick: bool) -> Loop:
+def language_model(*, quick: bool, device: str = "cpu") -> Loop:
     """A GPT of 10 million weights on the source code of Python's library, and its batches."""
     example = runpy.run_path(str(EXAMPLE))
     shape = (64, 2, 2, 32) if quick else (WIDTH, HEADS, BLOCKS, CONTEXT)
     size = example["Size"](*shape, SEQUENCES, BATCH, 1, 1, 3e-4, torch.float32)
     torch.manual_seed(0)
-    model, sequences = example["GPT"](size), example["read_sequences"](SEQUENCES, size.context + 1)
+    model = example["GPT"](size).to(device)
+    sequences = example["read_sequences"](SEQUENCES, size.context + 1).to(device)
     losses = example["token_losses"]
     objective = tacit.Objective.from_batch_loss(model, losses, (sequences,), batch_size=BATCH)
     return Loop(
@@ -122,7 +123,10 @@ def overhead_of(name: str, loop: Loop, every: int, bound: float, *, quick: bool)
     measured = f"{excess:.1%} ({len(times)} updates of {unobserved * 1e3:.1f} ms"
     measured += f", {len(times) - len(plain)} recorded; {len(watch.rows)} rows)"
     watch.close()
-    return [Row(f"watching {name} / training without", measured, excess, bound)]
+    rows = [Row(f"watching {name} / training without", measured, excess, bound)]
+    if not watch.rows:
+        rows.append(Row("  when its first row is due", str(watch).partition("yet: ")[2]))
+    return rows
 
 
 def identity_of(

@@ -28,7 +28,7 @@ def assert_same_output(shown, printed):
 
 @pytest.mark.slow
 # Lightning advises more workers, and uses what torch has deprecated.
-@pytest.mark.filterwarnings("ignore::UserWarning:lightning_utilities.core.rank_zero")
+@pytest.mark.filterwarnings("ignore::lightning.fabric.utilities.warnings.PossibleUserWarning")
 @pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_python_blocks_run_and_print_what_is_shown(page, tmp_path, monkeypatch):
