@@ -34,6 +34,7 @@ EXECUTED = [
 @pytest.mark.slow
 # Lightning advises more workers, and uses what torch has deprecated.
 @pytest.mark.filterwarnings("ignore:.*does not have many workers:UserWarning")
+@pytest.mark.filterwarnings("ignore:The `srun` command:UserWarning")
 @pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")
 @pytest.mark.parametrize("page", EXECUTED, ids=name_of)
 def test_python_blocks_run_and_print_what_is_shown(page, tmp_path, monkeypatch):
