@@ -1,5 +1,6 @@
 """The command line: `tacit estimate`, the version, and what it needs to start."""
 
+import csv
 import importlib
 import json
 import shlex
@@ -111,14 +112,15 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_estimate_prints_the_summary_and_writes_json(folder):
-    result = invoke(
+def test_estimate_prints_the_summary_or_json(folder):
+    call = (
         "estimate", "mine:objective", "--with", "l2", "--with", "smooth_l1:beta=1e-3,name=lasso",
-        "--known", "l2=0.04", "--json", folder / "fit.json",
+        "--known", "l2=0.04",
     )  # fmt: skip
+    result = invoke(*call)
     assert result.exit_code == 0, result.output
     assert "explained 1.0000" in result.output
-    fit = json.loads((folder / "fit.json").read_text())
+    fit = json.loads(invoke(*call, "--json").stdout)
     assert fit["strengths"] == pytest.approx({"l2": 0.06, "lasso": 0}, abs=1e-10)
     assert fit["sources"][0]["known"] == {"l2": 0.04}
 
@@ -148,8 +150,8 @@ WRONG_OBJECTIVES = {
     "nowhere:x": "No module named 'nowhere'",
     "mine:nothing": "no callable 'nothing'",
     "mine:number": "return a tacit.Objective",
-    "./mine.py:objective": "Write module:callable",
-    "mine:needs_data": "without arguments",
+    "./mine.py:objective": "there is no file ./mine.py",
+    "mine:needs_data": "(missing a required argument: 'data'): pass --arg name=value",
     "mine:module": "returned a module: return a tacit.Objective",
     "mine:model": "returned a Linear: return a tacit.Objective, as in",
     "mine:model_itself": "Name a function that returns a tacit.Objective",
@@ -170,8 +172,10 @@ WRONG_OBJECTIVES = {
     "mine\0:x": "Write module:callable",
 }
 WRONG_OPTIONS = {
-    ("--json", "."): "cannot be written",
-    ("--json", "{file}/x"): "cannot be written",
+    ("--csv", "."): "cannot be written",
+    ("--html", "{file}/x"): "cannot be written",
+    ("--html", "nowhere/x"): "there is no folder",
+    ("--by", "row"): "--by is 'row': pass one of 'strength', 'layer'.",
     ("--with", "smooth_l1:beta=1,beta=2"): "option twice",
     ("--with", "l3"): "no regularizer 'l3'",
     ("--with", "smooth_l1"): "'smooth_l1' lacks an option: write smooth_l1:beta=….",
@@ -223,10 +227,10 @@ def test_the_catalogue_is_printed():
         assert words in result.output
 
 
-def test_code_that_changes_the_folder_does_not_move_the_json(folder, monkeypatch):
+def test_code_that_changes_the_folder_does_not_move_the_files(folder, monkeypatch):
     monkeypatch.chdir(folder)
-    assert invoke("estimate", "mine:moves", "--with", "l2", "--json", "fit.json").exit_code == 0
-    assert (folder / "fit.json").exists()
+    assert invoke("estimate", "mine:moves", "--with", "l2", "--csv", "fit.csv").exit_code == 0
+    assert (folder / "fit.csv").exists()
 
 
 def test_an_error_of_tacit_itself_is_not_called_the_users(folder, monkeypatch):
@@ -241,24 +245,22 @@ def test_an_error_of_tacit_itself_is_not_called_the_users(folder, monkeypatch):
 
 
 def test_the_summary_is_not_lost_where_the_file_cannot_be_written(folder):
-    result = invoke(
-        "estimate", "mine:objective", "--with", "l2", "--json", folder / "no folder" / "fit.json"
-    )
+    result = invoke("estimate", "mine:objective", "--with", "l2", "--csv", "/dev/full")
     assert result.exit_code == 2
     assert "explained 1.0000" in result.stdout
     (line,) = result.stderr.splitlines()
-    assert "cannot be written to (No such file or directory)" in line
+    assert "cannot be written to (No space left on device)" in line
 
 
 WRITE = """
 import typer
 from pathlib import Path
-from tacit.cli import _find_stream, _write_json, report_errors
+from tacit.cli import report_errors
+from tacit.outputs import write_text
 
 @report_errors()
 def main():
-    path = Path("{path}")
-    _write_json(path, {{"a": 1}}, _find_stream(path))
+    write_text(Path("{path}"), "a,b\\n")
     print("and more: ∇")
 
 typer.run(main)
@@ -266,7 +268,7 @@ typer.run(main)
 
 
 def shell(folder, path, redirection=""):
-    """Write JSON to the path and then a line, in a process with this redirection."""
+    """Write CSV to the path and then a line, in a process with this redirection."""
     command = [sys.executable, "-c", WRITE.format(path=path)]
     return subprocess.run(
         f"{shlex.join(command)} {redirection}",
@@ -277,37 +279,38 @@ def shell(folder, path, redirection=""):
     )
 
 
-def test_json_on_the_output_does_not_replace_or_overwrite_it(tmp_path):
+def test_a_file_that_is_the_output_does_not_replace_or_overwrite_it(tmp_path):
     before = Path("/dev/stdout").readlink()
-    expected = '{\n  "a": 1\n}\nand more: ∇\n'
+    expected = "a,b\nand more: ∇\n"
     assert shell(tmp_path, "/dev/stdout").stdout == expected
     assert shell(tmp_path, "/dev/stdout", "> file").stderr == ""
     assert (tmp_path / "file").read_text() == expected
     assert shell(tmp_path, "/dev/stderr", "2>> file").stdout == "and more: ∇\n"
-    assert (tmp_path / "file").read_text() == expected + '{\n  "a": 1\n}\n'
+    assert (tmp_path / "file").read_text() == expected + "a,b\n"
     assert Path("/dev/stdout").readlink() == before
 
 
 def test_an_output_that_is_closed_or_has_few_characters_is_no_error(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONIOENCODING", "ascii")
-    assert shell(tmp_path, "fit.json").stdout == "and more: \\u2207\n"
-    closed = shell(tmp_path, "fit.json", ">&-")
+    assert shell(tmp_path, "fit.csv").stdout == "and more: \\u2207\n"
+    closed = shell(tmp_path, "fit.csv", ">&-")
     assert (closed.returncode, closed.stderr) == (0, "")
 
 
 def test_a_full_disk_behind_the_output_is_one_line(tmp_path):
-    for path, redirection in (("fit.json", "> /dev/full"), ("/dev/full", "")):
+    for path, redirection in (("fit.csv", "> /dev/full"), ("/dev/full", "")):
         (line,) = shell(tmp_path, path, redirection).stderr.splitlines()
         assert line.startswith("error: ")
         assert "No space left on device" in line
-    assert json.loads((tmp_path / "fit.json").read_text()) == {"a": 1}
+    assert (tmp_path / "fit.csv").read_text() == "a,b\n"
 
 
-def test_json_can_be_piped_because_the_summary_goes_to_the_errors(folder, capfd):
-    arguments = ["estimate", "mine:objective", "--with", "l2", "--json", "/dev/stdout"]
+def test_csv_can_be_piped_because_the_summary_goes_to_the_errors(folder, capfd):
+    arguments = ["estimate", "mine:objective", "--with", "l2", "--csv", "/dev/stdout"]
     cli.build_app()(arguments, standalone_mode=False)
     output, errors = capfd.readouterr()
-    assert json.loads(output)["strengths"] == pytest.approx({"l2": 0.1}, rel=1e-9)
+    (row,) = csv.DictReader(output.splitlines())
+    assert float(row["strength"]) == pytest.approx(0.1, rel=1e-9)
     assert "explained 1.0000" in errors
 
 
@@ -328,7 +331,7 @@ def test_installed_packages_add_commands_by_entry_points(monkeypatch):
 
     monkeypatch.setattr(cli, "entry_points", entry_points)
     for app in (cli.build_app(), cli.build_app([add_commands])):
-        assert [command.name for command in app.registered_commands] == [None, None, "greet"]
+        assert [command.name for command in app.registered_commands] == [*[None] * 4, "greet"]
         assert CliRunner().invoke(app, ["greet"]).output == "hello\n"
 
 
@@ -351,7 +354,16 @@ def test_help_and_version_import_no_heavy_package(option):
     if option == "--version":
         assert text == [f"tacit {tacit.__version__}"]
     else:
-        for command in ("estimate", "catalogue", "list", "reproduce", "plot", "claims"):
+        for command in (
+            "estimate",
+            "screen",
+            "report",
+            "catalogue",
+            "list",
+            "reproduce",
+            "plot",
+            "claims",
+        ):
             assert any(line.split()[:1] == [command] for line in text)
 
 

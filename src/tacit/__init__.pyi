@@ -9,6 +9,7 @@ from tacit import integrations as integrations
 from tacit import objective as objective
 from tacit import reference as reference
 from tacit import regularizers as regularizers
+from tacit import reporting as reporting
 from tacit import techniques as techniques
 from tacit import theory as theory
 from tacit import uncertainty as uncertainty
@@ -47,6 +48,7 @@ from tacit.regularizers import layerwise as layerwise
 from tacit.regularizers import optimizer_penalties as optimizer_penalties
 from tacit.regularizers import regularizer as regularizer
 from tacit.regularizers import smooth_l1 as smooth_l1
+from tacit.reporting import report as report
 from tacit.uncertainty import score_examples as score_examples
 from tacit.validation import validate as validate
 from tacit.watching import settle as settle

@@ -1,25 +1,24 @@
-"""The `tacit` command: `estimate`, `catalogue`, and the commands that installed packages add.
+"""The `tacit` command: what it can be asked, and the commands that installed packages add.
 
 A package adds commands by an entry point of the group `tacit.commands`: a function that is called
 with the app. Names of tacit are imported inside the commands, so that `tacit --help` does not wait
 for torch.
 """
 
-import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from importlib.metadata import entry_points
 from io import TextIOWrapper
 from pathlib import Path
-from typing import Annotated, Any, TextIO
+from typing import Annotated, Any
 
 import typer
 
 import tacit
-from tacit.atomic import write_atomically
-from tacit.errors import InputError
+from tacit.errors import InputError, check_choice
+from tacit.outputs import Outputs, check_outputs, find_stream, print_result, write_text
 
 
 def build_app(extra_commands: Iterable[Callable[[typer.Typer], None]] = ()) -> typer.Typer:
@@ -33,6 +32,8 @@ def build_app(extra_commands: Iterable[Callable[[typer.Typer], None]] = ()) -> t
     )
     app.callback()(_global_options)
     app.command()(estimate)
+    app.command()(screen)
+    app.command()(report)
     app.command()(catalogue)
     installed = [entry_point.load() for entry_point in entry_points(group="tacit.commands")]
     for add_commands in dict.fromkeys([*installed, *extra_commands]):  # each only once
@@ -92,80 +93,154 @@ def _global_options(version: Annotated[bool, VERSION] = False) -> None:
     pass
 
 
+SOURCE = typer.Argument(
+    help="MODULE:CALLABLE or FILE.py:CALLABLE, which returns an Objective (or two: with a "
+    "technique and without it), a Target, Equations or a watch; or a file of Target.save or "
+    "Equations.save.",
+    metavar="SOURCE",
+    show_default=False,
+)
+WITH = typer.Option(
+    "--with", metavar="REGULARIZER", help="l2, schatten:p=1, layerwise:l2, …; see tacit catalogue."
+)
+Source = Annotated[str, SOURCE]
+Candidates = Annotated[list[str] | None, WITH]
+Known = Annotated[
+    list[str] | None,
+    typer.Option(metavar="PENALTY=X", help="A penalty that training applied, such as l2=5e-5."),
+]
+Arguments = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--arg",
+        metavar="NAME=VALUE",
+        help="For the callable; converted to int, float, bool or Path by its annotations.",
+    ),
+]
+Without = Annotated[
+    str | None,
+    typer.Option(
+        metavar="MODULE:CALLABLE",
+        help="The objective without the technique: what SOURCE adds to it is estimated.",
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON in place of the summary.")]
+Html = Annotated[
+    Path | None, typer.Option(metavar="PATH", help="Also write a page: one HTML file.")
+]
+Csv = Annotated[Path | None, typer.Option(metavar="PATH", help="Also write the table as CSV.")]
+Cost = Annotated[str, typer.Option(help="What candidates may cost: weights, pass or second-order.")]
+
+
 @report_errors()
-def estimate(
-    objective: Annotated[
-        str,
-        typer.Argument(help="module:callable that returns an Objective, or a file of Target.save."),
-    ],
-    candidates: Annotated[
-        list[str],
-        typer.Option("--with", help="l2, schatten:p=1, layerwise:l2, …; see tacit catalogue."),
-    ],
-    known: Annotated[
-        list[str] | None, typer.Option(help="A penalty that training applied, such as l2=5e-5.")
-    ] = None,
+def estimate(  # noqa: PLR0913 # the options of the command
+    source: Source,
+    candidates: Candidates = None,
+    known: Known = None,
     nonnegative: Annotated[
-        bool, typer.Option(help="Constrain strengths to be at least zero.")
+        bool, typer.Option("--nonnegative", help="Constrain strengths to be at least zero.")
     ] = False,
     psd: Annotated[
-        bool, typer.Option(help="Constrain the matrix of symmetric to be positive semidefinite.")
+        bool,
+        typer.Option("--psd", help="Constrain the matrix of symmetric to be semidefinite."),
     ] = False,
     population: Annotated[
         float | None,
         typer.Option(help="Population size, or inf: adds standard errors of sampling."),
     ] = None,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", help="Write the fit to this file.")
-    ] = None,
+    by: Annotated[
+        str, typer.Option(help="strength; or layer: also every layer by itself.")
+    ] = "strength",
+    arguments: Arguments = None,
+    without: Without = None,
+    json: Json = False,
+    html: Html = None,
+    csv: Csv = None,
 ) -> None:
-    """Estimate strengths at the objective's parameters, or of a target, and print the summary."""
-    from tacit.specs import load_source, own_errors, parse_known, parse_regularizer
+    """Estimate the strengths of penalties that you name, and print the summary."""
+    from tacit.running import Question, fit_source
 
-    if json_file is not None:
-        json_file = json_file.absolute()  # the user's code may change the folder
-        if json_file.is_dir():
-            raise InputError(f"{json_file} cannot be written to: it is a folder. Choose a file.")
-    loaded = load_source(objective)
-    regularizers = [parse_regularizer(spec, loaded) for spec in candidates]
-    penalties = dict(parse_known(spec, loaded) for spec in known or [])
-    with own_errors(f"objective {objective!r}"):
-        fit = tacit.estimate(
-            loaded,
-            regularizers,
-            known=penalties,
-            nonnegative=nonnegative,
-            psd=psd,
-            population=population,
-        )
-    stream = None if json_file is None else _find_stream(json_file)
+    check_choice("--by", by, ("strength", "layer"))
+    outputs = check_outputs(as_json=json, html=html, csv=csv)
+    question = Question(source, tuple(arguments or ()), without)
+    fit = fit_source(
+        question,
+        candidates or [],
+        known or [],
+        nonnegative=nonnegative,
+        psd=psd,
+        population=population,
+    )
+    _write(outputs, fit, by)
+
+
+@report_errors()
+def screen(  # noqa: PLR0913 # the options of the command
+    source: Source,
+    known: Known = None,
+    start: Annotated[
+        Path | None,
+        typer.Option(help="Weights that training started from: a file of torch or safetensors."),
+    ] = None,
+    cost: Cost = "pass",
+    arguments: Arguments = None,
+    without: Without = None,
+    json: Json = False,
+    html: Html = None,
+    csv: Csv = None,
+) -> None:
+    """Test all families of the catalogue: which regularization is in the model?"""
+    from tacit.running import Question, screen_source
+
+    check_choice("--cost", cost, ("weights", "pass", "second-order"))
+    outputs = check_outputs(as_json=json, html=html, csv=csv)
+    question = Question(source, tuple(arguments or ()), without)
+    _write(outputs, screen_source(question, known or [], start=start, cost=cost))
+
+
+@report_errors()
+def report(  # noqa: PLR0913 # the options of the command
+    source: Source,
+    candidates: Candidates = None,
+    known: Known = None,
+    html: Annotated[Path, typer.Option(metavar="PATH", help="The page to write.")] = Path(
+        "report.html"
+    ),
+    title: Annotated[str, typer.Option(help="The heading of the page.")] = "",
+    arguments: Arguments = None,
+    without: Without = None,
+    json: Json = False,
+    csv: Csv = None,
+) -> None:
+    """Write one HTML page: of the penalties that you name, else of a screen or a watch.
+
+    SOURCE may also return a result: a fit, a screen, a watch or a validation.
+    """
+    from tacit.running import Question, result_of_source
+
+    outputs = check_outputs(as_json=json, html=html, csv=csv)
+    question = Question(source, tuple(arguments or ()), without)
+    _write(outputs, result_of_source(question, candidates or [], known or []), title=title)
+
+
+def _write(outputs: Outputs, result: Any, by: str = "strength", title: str = "") -> None:
+    """Print a result and write its files; it is printed also where a file cannot be written."""
+    from tacit.reporting.result_page import write_report
+    from tacit.running import describe, table
+
     try:
-        if json_file is not None:
-            _write_json(json_file, fit.to_dict(), stream)
-    finally:  # the summary is not lost where the file cannot be written
-        print(fit.summary(), file=sys.stderr if stream is sys.stdout else sys.stdout)
+        if outputs.csv is not None:
+            write_text(outputs.csv, table(result, by))
+        if outputs.html is not None:
+            write_text(outputs.html, write_report(result, title=title))
+    finally:
+        print_result(outputs, *describe(result, by))
+    for path in (outputs.csv, outputs.html):
+        if path is not None and find_stream(path) is None:
+            typer.echo(f"wrote {path}", err=True)
 
 
 @report_errors()
 def catalogue() -> None:
     """List all regularizers: formula, cost, error bars, and what each is mistaken for."""
     tacit.regularizers.catalogue()
-
-
-def _find_stream(path: Path) -> TextIO | None:
-    """The output or the errors, if the path is one of them: /dev/stdout, also if that is a file."""
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError, AttributeError):  # closed, or no file
-            if os.path.samestat(path.stat(), os.fstat(stream.fileno())):
-                return stream
-    return None
-
-
-def _write_json(path: Path, content: dict[str, Any], stream: TextIO | None) -> None:
-    """Write to the stream, or write a file completely or not at all."""
-    text = json.dumps(content, indent=2) + "\n"
-    if stream is not None:
-        print(text, end="", file=stream)
-    else:
-        remedy = "Choose another file."
-        write_atomically(path, lambda partial: partial.write_text(text), remedy=remedy)

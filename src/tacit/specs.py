@@ -1,13 +1,7 @@
-"""Parse the arguments of `tacit estimate` into an objective and regularizers."""
+"""Regularizers as they are typed on the command line."""
 
-import importlib
 import inspect
-import os
-import sysconfig
-import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Callable
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
@@ -15,85 +9,6 @@ import tacit
 from tacit.errors import InputError
 from tacit.objective.params import Scope
 from tacit.regularizers.overview import CATALOGUE
-
-
-def load_source(spec: str) -> "tacit.Objective | tacit.Target":
-    """The target in a file of that name, or the objective that `module:callable` returns."""
-    path = Path(spec)
-    if path.suffix == ".safetensors" or path.is_file():
-        return tacit.Target.load(path)
-    return load_objective(spec)
-
-
-def load_objective(spec: str) -> "tacit.Objective":
-    """Import `module:callable` and return the Objective that the callable returns."""
-    what = f"objective {spec!r}"
-    module_name, _, attribute = spec.partition(":")
-    if not module_name or not attribute:
-        raise InputError(f"{what}: write it as module:callable.")
-    with own_errors(what, remedy="Write module:callable, and run in the module's folder."):
-        module = importlib.import_module(module_name)
-        make_objective = getattr(module, attribute, None)
-    if not callable(make_objective):
-        raise InputError(f"{what}: no callable {attribute!r}: name one that returns an Objective.")
-    with own_errors(what, remedy="Name a function that returns a tacit.Objective."):
-        _check_signature(make_objective, what)
-        objective = make_objective()
-        is_objective = isinstance(objective, tacit.Objective)
-    if not is_objective:
-        raise InputError(
-            f"{what} returned a {type(objective).__name__}: return a tacit.Objective, "
-            "as in tacit.Objective(model, loss, data)."
-        )
-    return objective
-
-
-def _check_signature(make_objective: Callable[[], Any], what: str) -> None:
-    try:
-        inspect.signature(make_objective).bind()
-    except (TypeError, ValueError) as error:
-        raise InputError(
-            f"{what} cannot be called without arguments ({error}): add defaults."
-        ) from error
-
-
-@contextmanager
-def own_errors(what: str, *, remedy: str | None = None) -> Iterator[None]:
-    """Turn what the user's own code raises into an InputError that says where it was raised.
-
-    Errors that did not pass through the user's code end with the remedy; without one they are
-    left alone, because they are defects of tacit.
-    """
-    try:
-        yield
-    except (InputError, KeyboardInterrupt):
-        raise
-    except BaseException as error:
-        place = _own_place(error)
-        advice = remedy if place is None else f"Correct {place}."
-        if advice is None:
-            raise
-        raise InputError(f"{what} raised {_describe(error)}. {advice}") from error
-
-
-def _describe(error: BaseException) -> str:
-    """The type of an error and the start of its message, if it has one."""
-    try:
-        message = str(error)[:500].rstrip(".")
-    except Exception:  # of the user's own __str__
-        message = ""
-    return f"{type(error).__name__}: {message}" if message else type(error).__name__
-
-
-def _own_place(error: BaseException) -> str | None:
-    """File and line of the last frame that is not of Python, tacit or an installed package."""
-    folders = [sysconfig.get_path("stdlib"), str(Path(tacit.__file__).parent)]
-    others = ("<", *(f"{folder}{os.sep}" for folder in folders))
-    for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        installed = {"site-packages", "dist-packages"} & {*Path(frame.filename).parts}
-        if not installed and not frame.filename.startswith(others):
-            return f"{frame.filename}, line {frame.lineno}"
-    return None
 
 
 def parse_regularizer(
@@ -139,12 +54,15 @@ def _make_regularizer(
         raise InputError(f"{_shown(spec)} lacks an option: write {name}:{example}.")
     if "objective" not in parameters:
         return factory(**options)
-    if isinstance(objective, tacit.Target):
+    source = objective
+    if isinstance(source, tacit.Target):
+        source = source.setting.plain or source.setting.computed_from
+    if source is None:
         raise InputError(
             f"{_shown(spec)} depends on data, which a file of Target.save does not have: use "
             "tacit.Target.load from Python, and make the regularizer of an objective there."
         )
-    return factory(objective, **options)
+    return factory(source, **options)
 
 
 Factory = Callable[..., "tacit.Regularizer"]

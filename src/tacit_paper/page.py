@@ -10,6 +10,8 @@ from pathlib import Path
 from string import Template
 from typing import NamedTuple
 
+from tacit.display.page import scroll_box
+from tacit.display.page import write_page as write_html_page
 from tacit.errors import InputError
 from tacit_paper import (
     Check,
@@ -25,6 +27,7 @@ from tacit_paper.slips import SLIPS
 from tacit_paper.store import Result
 from tacit_paper.verdicts import Verdict
 
+TITLE = "tacit: the paper, claim by claim"
 SETTINGS = ("preset", "device", "config", "versions", "platform", "config_hash", "content_hash")
 """What the page shows of the metadata of a result."""
 
@@ -50,8 +53,7 @@ def write_page(out: Path) -> Path:
     groups = {name: list(group) for name, group in groupby(shown, key=_experiment)}
     claims = verdicts.complete({name: group[0].verdicts for name, group in groups.items()})
     sections = "\n".join(_section(name, group) for name, group in groups.items())
-    template = Template(Path(__file__).with_name("page.html").read_text(encoding="utf-8"))
-    text = template.substitute(
+    body = Template(_read_beside("page.html")).substitute(
         summary=html.escape(verdicts.summarise(claims)),
         claims="\n".join(_claim(claim, linked=claim.experiment in groups) for claim in claims),
         links="\n".join(f"<li>{_link(name, _heading(name))}</li>" for name in groups),
@@ -61,10 +63,15 @@ def write_page(out: Path) -> Path:
             f"<li><b>{_prose(slip.place)}.</b> {_prose(slip.text)}</li>" for slip in SLIPS
         ),
     )
+    text = write_html_page(TITLE, body, style=_read_beside("page.css"))
     content = text.encode(errors="backslashreplace")  # names of folders need not be text
     with store.locked(out):
         store.write(out / "index.html", lambda partial: partial.write_bytes(content))
     return out / "index.html"
+
+
+def _read_beside(name: str) -> str:
+    return Path(__file__).with_name(name).read_text(encoding="utf-8")
 
 
 def _show(result: Result) -> Shown:
@@ -153,9 +160,10 @@ def _settings(result: Result) -> str:
 def _image(svg: bytes, experiment: Experiment) -> str:
     title, image = html.escape(read_text(experiment).title), base64.b64encode(svg).decode()
     least, most = _widths(svg)
-    return f"""<div class="scroll"><img alt="{title}" decoding="async"
+    content = f"""<img alt="{title}" decoding="async"
 style="min-width: {least}px; max-width: {most}px"
-src="data:image/svg+xml;base64,{image}"></div>"""
+src="data:image/svg+xml;base64,{image}">"""
+    return scroll_box(content, f"figure: {read_text(experiment).title}")
 
 
 def _read_figure(result: Result, name: str) -> bytes:
@@ -190,4 +198,5 @@ def _key_numbers(checks: Sequence[Check]) -> str:
         lines.append(f'<tr><td>{label}</td>{numbers}<td class="{shade}">{check.answer}</td></tr>')
     body = "\n".join(lines)
     summary = f"Key numbers: {held} of {len(checks)} hold{',' if missed else ''}{missed}"
-    return f"<details><summary>{summary}</summary><table>{body}</table></details>"
+    table = scroll_box(f"<table>{body}</table>", "key numbers")
+    return f"<details><summary>{summary}</summary>{table}</details>"

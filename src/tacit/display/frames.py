@@ -1,5 +1,7 @@
-"""Rows of a result as a DataFrame of pandas."""
+"""Rows of a result as a DataFrame of pandas, or as text with commas."""
 
+import csv
+import io
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -24,5 +26,19 @@ def make_frame(rows: Sequence[Record], last: str = "") -> "DataFrame":
         raise InputError(
             "tables are made with pandas, which is not installed: pip install 'tacit[frames]'."
         ) from error
+    return pandas.DataFrame(list(rows), columns=_columns(rows, last))
+
+
+def write_csv(rows: Sequence[Record], last: str = "") -> str:
+    """The same table as text with commas, also without pandas; what is missing is empty."""
+    file = io.StringIO()
+    writer = csv.DictWriter(file, _columns(rows, last), restval="", lineterminator="\n")
+    writer.writeheader()
+    for row in rows:
+        writer.writerow({k: "" if v is None or v != v else v for k, v in row.items()})
+    return file.getvalue()
+
+
+def _columns(rows: Sequence[Record], last: str) -> list[str]:
     columns = [c for c in dict.fromkeys(key for row in rows for key in row) if c != last]
-    return pandas.DataFrame(list(rows), columns=[*columns, last] if last else columns)
+    return [*columns, last] if last else columns

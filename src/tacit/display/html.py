@@ -1,9 +1,9 @@
-"""A summary as a section of an HTML page, for notebooks and reports."""
+"""A summary as a section of an HTML page for notebooks, and its parts for whole pages."""
 
 from collections.abc import Iterable, Iterator
 from html import escape
 
-from tacit.display.contents import Column, Row, Summary, Table
+from tacit.display.contents import Column, Note, Row, Summary, Table
 
 
 def write_html(summary: Summary) -> str:
@@ -12,10 +12,10 @@ def write_html(summary: Summary) -> str:
     lines += [f'<p class="tacit-lead"><strong>{escape(t)}</strong></p>' for t in summary.lead]
     lines += _facts(summary)
     for table in summary.tables:
-        lines += _table(table)
+        lines += [write_table(table), *map(write_note, table.notes)]
     if summary.numbers:
         pairs = [pair for line in summary.numbers for pair in line]
-        lines += _pairs("tacit-pairs tacit-numbers", pairs)
+        lines += [write_pairs(pairs, "tacit-pairs tacit-numbers")]
     lines += _problems(summary)
     return "\n".join([*lines, "</section>"])
 
@@ -27,34 +27,36 @@ def _facts(summary: Summary) -> Iterator[str]:
         return
     yield '<details class="tacit-facts">'
     yield f'<summary class="tacit-title">{escape(summary.title)}</summary>'
-    yield from _pairs("tacit-pairs", summary.facts)
+    yield write_pairs(summary.facts)
     yield "</details>"
 
 
-def _pairs(name: str, pairs: Iterable[tuple[str, str]]) -> Iterator[str]:
-    """Labels and texts as a table of two columns."""
-    yield f'<table class="{name}"><tbody>'
+def write_pairs(pairs: Iterable[tuple[str, str]], name: str = "tacit-pairs") -> str:
+    """Labels and texts as a table of two columns, of the class `name`."""
+    lines = [f'<table class="{name}"><tbody>']
     for label, text in pairs:
-        lines = "<br>".join(escape(line) for line in text.split("\n"))
-        yield f'<tr><th scope="row">{escape(label)}</th><td>{lines}</td></tr>'
-    yield "</tbody></table>"
+        parts = "<br>".join(escape(line) for line in text.split("\n"))
+        lines.append(f'<tr><th scope="row">{escape(label)}</th><td>{parts}</td></tr>')
+    return "\n".join([*lines, "</tbody></table>"])
 
 
-def _table(table: Table) -> Iterator[str]:
-    """A table, with its notes below it; gaps begin a new body."""
+def write_table(table: Table) -> str:
+    """A table without its notes; gaps begin a new body."""
     columns = table.columns
-    yield '<table class="tacit-table"><thead><tr>'
-    yield "".join(f'<th scope="col"{_align(c)}>{escape(c.label)}</th>' for c in columns)
-    yield "</tr></thead><tbody>"
+    heads = "".join(f'<th scope="col"{_align(c)}>{escape(c.label)}</th>' for c in columns)
+    lines = ['<table class="tacit-table"><thead><tr>', heads, "</tr></thead><tbody>"]
     for place, row in enumerate(table.rows):
         if row:
-            yield _row(row, columns)
+            lines.append(_row(row, columns))
         elif place + 1 < len(table.rows):
-            yield "</tbody><tbody>"
-    yield "</tbody></table>"
-    for note in table.notes:
-        name = "tacit-detail" if note.is_detail else "tacit-note"
-        yield f'<p class="{name}">{escape(note.text)}</p>'
+            lines.append("</tbody><tbody>")
+    return "\n".join([*lines, "</tbody></table>"])
+
+
+def write_note(note: Note) -> str:
+    """A note below a table, as a paragraph."""
+    name = "tacit-detail" if note.is_detail else "tacit-note"
+    return f'<p class="{name}">{escape(note.text)}</p>'
 
 
 def _row(row: Row, columns: tuple[Column, ...]) -> str:

@@ -6,7 +6,7 @@ it explains what is to be explained.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 from torch import Tensor
@@ -21,6 +21,7 @@ from tacit.fitting.error_bars import error_bars_from
 from tacit.fitting.evidence import CLEARLY_EXPLAINED
 from tacit.fitting.fits import Fit, fit
 from tacit.fitting.solving import System
+from tacit.fitting.summary import jsonable
 from tacit.identifiability.comparison import ClusterKind
 from tacit.identifiability.group_tests import LEVEL, GroupTests
 from tacit.identifiability.proposals import propose
@@ -130,6 +131,22 @@ class Screen:
     def plot(self) -> "Figure":
         """What every candidate explains alone and adds, by group, as a matplotlib Figure."""
         return draw_screen(self)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as plain values, ready for JSON; values that are not finite become None."""
+        kind, count = self.clusters
+        return jsonable(
+            {
+                "verdict": self.verdict,
+                "reason": self.reason,
+                "clusters": {"kind": kind, "count": count},
+                "groups": [asdict(group) for group in self.groups],
+                "table": screen_rows(self),
+                "same": self.same,
+                "left_out": self.left_out,
+                "fit": None if self.fit is None else self.fit.to_dict(),
+            }
+        )
 
     def __str__(self) -> str:
         return self.summary()
