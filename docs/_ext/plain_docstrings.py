@@ -51,7 +51,7 @@ def rewrite(app, what, name, obj, options, lines) -> None:
     """Rewrite a docstring before its sections are read."""
     lines[:] = make_literal(lines)
     if what in ("attribute", "data", "property"):
-        lines.insert(0, "")  # or napoleon takes what is before a colon for a type
+        lines.insert(0, "\\")  # an escaped line end; or napoleon takes "x: y" for a type
 
 
 def shorten_signature(app, what, name, obj, options, signature, annotation):
