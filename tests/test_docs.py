@@ -32,7 +32,7 @@ EXECUTED = [
 
 
 @pytest.mark.slow
-# Lightning advises more workers, and srun where that is installed, and uses what torch has deprecated.
+# Lightning advises more workers, and srun where it is there, and uses what torch has deprecated.
 @pytest.mark.filterwarnings("ignore:.*does not have many workers:UserWarning")
 @pytest.mark.filterwarnings("ignore:The .srun. command is available:UserWarning")
 @pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")
@@ -67,7 +67,7 @@ def test_the_quickstart_is_short():
     lines = [
         line
         for language, content in blocks
-        if language == "console" or "tacit.settle" in content and language == "python"
+        if language == "console" or ("tacit.settle" in content and language == "python")
         for line in content.splitlines()
         if line.strip()
     ]
