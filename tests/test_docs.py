@@ -67,7 +67,7 @@ def test_the_quickstart_is_short():
     lines = [
         line
         for language, content in blocks
-        if language == "console" or "tacit.settle" in content and language == "python"
+        if language == "console" or ("tacit.settle" in content and language == "python")
         for line in content.splitlines()
         if line.strip()
     ]
