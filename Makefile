@@ -4,7 +4,7 @@ STAMP := .venv/.installed
 # Two workers, each with whole files, so that a fixture of a file is made once.
 PARALLEL := -n 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: run test test-fast check format-check lint imports types wheel-test bench soak clean
+.PHONY: run test test-fast docs check format-check lint imports types wheel-test bench soak clean
 
 run: $(STAMP)  ## all figures at their quick preset, and results/index.html
 	$(BIN)/tacit reproduce --preset quick --out results
@@ -14,6 +14,9 @@ test: $(STAMP)  ## all tests, and every code block and command of README and doc
 
 test-fast: $(STAMP)  ## the library in a minute: no figures, long trainings, commands or benchmarks
 	$(BIN)/python -m pytest -q $(PARALLEL) -m "not slow" --ignore tests/paper
+
+docs: $(STAMP)  ## the documentation site, docs/_build/html/index.html; a warning is an error
+	OMP_NUM_THREADS=1 $(BIN)/python -m sphinx -q -W --keep-going -b html docs docs/_build/html
 
 check: format-check lint imports types test  ## everything that a change must pass, in this order
 
@@ -39,7 +42,7 @@ bench: $(STAMP)  ## ratios against stated baselines, measured in one run
 	$(BIN)/python benchmarks/run.py
 
 clean:
-	rm -rf .venv build results/quick results/index.html
+	rm -rf .venv build docs/_build results/quick results/index.html
 	rm -rf .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 
 $(STAMP): pyproject.toml constraints.txt

@@ -7,7 +7,7 @@ import sys
 from contextlib import redirect_stdout
 
 import pytest
-from support.pages import PAGES, ROOT, code_blocks
+from support.pages import PAGES, ROOT, code_blocks, name_of
 
 NUMBER = re.compile(r"(?<![\w.])-?\d[\d,]*\.?\d*(?:e[+-]?\d+)?")
 
@@ -26,8 +26,17 @@ def assert_same_output(shown, printed):
         assert a == pytest.approx(b, rel=0.03, abs=1e-9), f"{a} is shown, {b} printed:\n{printed}"
 
 
+EXECUTED = [
+    page for page in PAGES if any(language == "python" for language, _ in code_blocks(page))
+]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+# Lightning advises more workers, and srun where that is installed, and uses what torch has deprecated.
+@pytest.mark.filterwarnings("ignore:.*does not have many workers:UserWarning")
+@pytest.mark.filterwarnings("ignore:The .srun. command is available:UserWarning")
+@pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")
+@pytest.mark.parametrize("page", EXECUTED, ids=name_of)
 def test_python_blocks_run_and_print_what_is_shown(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     names = {"__name__": "docs"}
@@ -42,7 +51,31 @@ def test_python_blocks_run_and_print_what_is_shown(page, tmp_path, monkeypatch):
             assert_same_output(content, printed)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_how_tos_end_with_an_answer_and_say_when_not_to_believe_it():
+    pages = {page.stem: page.read_text() for page in PAGES if page.parent.name == "how-to"}
+    contents = pages.pop("index")
+    for name, text in pages.items():
+        assert f"]({name}.md)" in contents, f"{name} is not in the table of docs/how-to/index.md"
+        assert f"\n{name}\n" in contents, f"{name} is not in the toctree of docs/how-to/index.md"
+        assert "```text\n" in text, f"{name} shows no answer"
+        assert "\n## When not to believe it\n" in text, name
+
+
+def test_the_quickstart_is_short():
+    """From `pip install .` to an answer on a model of one's own."""
+    blocks = code_blocks(ROOT / "docs" / "quickstart.md")
+    lines = [
+        line
+        for language, content in blocks
+        if language == "console" or "tacit.settle" in content and language == "python"
+        for line in content.splitlines()
+        if line.strip()
+    ]
+    assert lines[0] == "pip install ."
+    assert len(lines) <= 12
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_files_that_a_page_names_exist(page):
     text = page.read_text()
     links = re.findall(r"\]\((?!http)([^)#]+)\)", text)

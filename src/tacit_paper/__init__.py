@@ -96,7 +96,7 @@ class Claim:
     caveat: str = ""
     """One sentence: what limits the claim, or what produced the artefact."""
     headline: bool = False
-    """Whether README shows it; at most ten claims."""
+    """Whether it is among the claims at the top of `docs/claims.md`; at most ten."""
 
 
 class Experiment(Protocol):

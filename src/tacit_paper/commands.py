@@ -17,6 +17,10 @@ from tacit.errors import InputError, check_choice
 from tacit_paper import EXPERIMENTS, find_experiment, read_text
 
 DATA_DIR_HELP = "Folder with the MNIST files. By default the user's cache, or a download into it."
+UNITS_HELP = (
+    "Only the units from A up to, not including, B of one figure. Without this option a later run "
+    "joins them, draws the figure and writes the page."
+)
 INTERRUPTED = "interrupted: finished rows are kept; run the same command again to continue."
 
 
@@ -44,6 +48,7 @@ def reproduce(
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
     force: Annotated[bool, typer.Option(help="Delete earlier rows and start again.")] = False,
     data_dir: Annotated[Path | None, typer.Option(help=DATA_DIR_HELP)] = None,
+    units: Annotated[str | None, typer.Option(help=UNITS_HELP, metavar="A:B")] = None,
 ) -> None:
     """Reproduce figures of the paper: rows, figures, and one page of all figures."""
     from tacit_paper import data
@@ -56,6 +61,10 @@ def reproduce(
             find_experiment(name)
         chosen_device, note = choose_device(device)
         typer.echo(f"on {chosen_device}{note}")
+        if units is not None:
+            folder = out / preset / experiments[0]
+            _reproduce_units(experiments, preset, folder, chosen_device, force, _parse_units(units))
+            return
         for name in experiments:
             _reproduce_one(name, preset, out / preset / name, chosen_device, force)
         _write_page(out)
@@ -131,6 +140,42 @@ def _reproduce_one(name: str, preset: str, folder: Path, device: str, force: boo
     for check in checks:
         answer = typer.style(check.answer, fg="green" if check.holds else "red")
         typer.echo(f"  {answer} · {check.label}: {check.value:.4g} (expected {check.expected})")
+
+
+def _reproduce_units(
+    names: list[str], preset: str, folder: Path, device: str, force: bool, units: slice
+) -> None:
+    """Compute some units of one figure, beside other processes that compute others."""
+    from tacit_paper import store
+
+    if len(names) != 1 or force:
+        given = "--force" if force else f"{len(names)} figures"
+        raise InputError(
+            f"--units was given with {given}: name one figure, such as tacit reproduce "
+            "elastic-net --units 0:4, and delete its folder by hand to start again."
+        )
+    experiment = find_experiment(names[0])
+    with _progress_bar(names[0]) as advance:
+        done, total = store.run_units(
+            names[0], experiment, preset, folder, units, device=device, advance=advance
+        )
+    last = units.start + done - 1
+    typer.echo(
+        f"{names[0]}: units {units.start} to {last} of 0 to {total - 1} are finished. "
+        "Run the same command without --units for the figure."
+    )
+
+
+def _parse_units(text: str) -> slice:
+    """The slice that `A:B` says; an end may be left out."""
+    start, colon, stop = text.partition(":")
+    try:
+        units = slice(int(start or 0), int(stop) if stop else None)
+    except ValueError:
+        units = slice(-1, None)
+    if not colon or units.start < 0 or (units.stop is not None and units.stop <= units.start):
+        raise InputError(f"--units {text}: pass A:B with 0 <= A < B, such as 0:4.")
+    return units
 
 
 @contextmanager

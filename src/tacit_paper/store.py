@@ -2,7 +2,7 @@
 
 A result folder contains `run.json` (the metadata: configuration, versions, hashes), `rows.parquet`
 and the figure. During a run, finished units are in `parts/`, from where the next run resumes. One
-process at a time works in a folder. What is read is checked against its hashes.
+process at a time writes to a folder. What is read is checked against its hashes.
 """
 
 import hashlib
@@ -24,7 +24,7 @@ import tacit
 from tacit.atomic import remove_partials, write_atomically
 from tacit.errors import InputError
 from tacit.plain import check_plain, parse_json
-from tacit_paper import Experiment, Row, Table
+from tacit_paper import Experiment, Row, Table, Work
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -104,25 +104,82 @@ def run_experiment(
         force: delete earlier rows and start again.
         advance: is called with the number of finished units and the number of all units.
     """
-    config = getattr(experiment, preset.upper())
-    metadata: dict[str, Any] = {"experiment": name, "preset": preset, "config": asdict(config)}
-    metadata |= {"device": device, "made_with": {n: _version(n) for n in ("tacit", "torch")}}
-    metadata["config_hash"] = _config_hash(metadata)
+    metadata = settings_of(name, experiment, preset, device)
     if _prepare(folder, metadata, force=force):
         return read_result(folder)
-    work = experiment.work(config, device)
+    work = experiment.work(getattr(experiment, preset.upper()), device)
     parts = _read_parts(folder, metadata["config_hash"])
     reused = sum(len(part) for part in parts.values())
     advance(len(parts), len(work))
-    for index, (unit, make_rows) in enumerate(work.items()):
+    for index, unit in enumerate(work):
         if unit not in parts:
-            rows = [{"unit": unit, **row} for row in make_rows()]
-            if not rows:
-                raise RuntimeError(f"no rows for the unit {unit!r} of {name}: yield at least one.")
+            rows = _make_rows(name, work, unit)
             parts[unit] = _write_part(folder, index, rows, metadata["config_hash"])
             advance(len(parts), len(work))
     _join_parts(folder, [parts[unit] for unit in work], metadata)
     return replace(read_result(folder), reused=reused)
+
+
+def run_units(
+    name: str,
+    experiment: Experiment,
+    preset: str,
+    folder: Path,
+    units: slice,
+    *,
+    device: str = "cpu",
+    advance: Callable[[int, int], None] = lambda done, total: None,
+) -> tuple[int, int]:
+    """Compute some units of an experiment, for `run_experiment` to join with the others.
+
+    Unlike there the folder is locked here, and only while it is written to: several processes
+    compute units of one folder at once.
+
+    Returns:
+        The number of units in the slice, and the number of all units.
+    """
+    metadata = settings_of(name, experiment, preset, device)
+    work = experiment.work(getattr(experiment, preset.upper()), device)
+    chosen = dict(list(enumerate(work))[units])
+    if not chosen:
+        raise InputError(
+            f"units from {units.start} of {name} were asked for, and at the preset {preset!r} it "
+            f"has {len(work)}: their numbers are 0 to {len(work) - 1}."
+        )
+    with locked(folder):
+        if _prepare(folder, metadata, force=False):
+            return len(chosen), len(work)
+        finished = set(_read_parts(folder, metadata["config_hash"]))
+    missing = {index: unit for index, unit in chosen.items() if unit not in finished}
+    advance(len(chosen) - len(missing), len(chosen))
+    for count, (index, unit) in enumerate(missing.items(), 1):
+        rows = _make_rows(name, work, unit)
+        with locked(folder):
+            present = read_metadata(folder)
+            if present["config_hash"] != metadata["config_hash"]:
+                raise InputError(
+                    f"{folder} was taken by a run with other settings while unit {index} of {name} "
+                    "was computed. Give every preset, device and version its own --out."
+                )
+            if not present.get("complete"):
+                _write_part(folder, index, rows, metadata["config_hash"])
+        advance(len(chosen) - len(missing) + count, len(chosen))
+    return len(chosen), len(work)
+
+
+def settings_of(name: str, experiment: Experiment, preset: str, device: str) -> dict[str, Any]:
+    """The metadata that a run begins with. Its `config_hash` tells runs apart that may not mix."""
+    config = getattr(experiment, preset.upper())
+    metadata: dict[str, Any] = {"experiment": name, "preset": preset, "config": asdict(config)}
+    metadata |= {"device": device, "made_with": {n: _version(n) for n in ("tacit", "torch")}}
+    return metadata | {"config_hash": _config_hash(metadata)}
+
+
+def _make_rows(name: str, work: Work, unit: str) -> list[Row]:
+    rows = [{"unit": unit, **row} for row in work[unit]()]
+    if not rows:
+        raise RuntimeError(f"no rows for the unit {unit!r} of {name}: yield at least one.")
+    return rows
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """The paper's claims: verdicts, and the numbers of stored rows that decide them.
 
-`python -m tacit_paper.verdicts` in the root of a clone writes `docs/claims.md` and the table of
-claims in `README.md` again, from the rows in `results/paper`. A test compares.
+`python -m tacit_paper.verdicts` in the root of a clone writes `docs/claims.md` again, from
+the rows in `results/paper`. A test compares.
 """
 
 from collections import Counter
@@ -34,8 +34,6 @@ claims, and the page `results/index.html` has them above the figures. An artefac
 the published protocol produces, and the exact solution of the same equations does not.
 """
 """The beginning of `docs/claims.md`."""
-START, END = "<!-- claims, by python -m tacit_paper.verdicts -->", "<!-- end of claims -->"
-"""The lines around the table in `README.md`."""
 
 
 class Verdict(NamedTuple):
@@ -114,7 +112,7 @@ def summarise(verdicts: Sequence[Verdict]) -> str:
 
 def claims_page(verdicts: Sequence[Verdict]) -> str:
     """The page `docs/claims.md`."""
-    lines = [INTRODUCTION, summarise(verdicts)]
+    lines = [INTRODUCTION, summarise(verdicts), *_headlines(verdicts)]
     for name, group in groupby(verdicts, key=lambda verdict: verdict.experiment):
         experiment = find_experiment(name)
         lines += ["", f"## {experiment.FIGURE} · {read_text(experiment).title}", ""]
@@ -128,19 +126,12 @@ def claims_page(verdicts: Sequence[Verdict]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def readme_table(verdicts: Sequence[Verdict]) -> str:
-    """The claims that are headlines, as the table of `README.md`, with the lines around it."""
+def _headlines(verdicts: Sequence[Verdict]) -> list[str]:
+    """The section of the most important claims, if there are any."""
     chosen = [verdict for verdict in verdicts if verdict.claim.headline]
     rows = [_row(v.claim.statement, v.state, v.number) for v in chosen]
-    return "\n".join(
-        [START, "| the paper says | verdict | numbers |", "| --- | --- | --- |", *rows, END]
-    )
-
-
-def replace_table(readme: str, verdicts: Sequence[Verdict]) -> str:
-    """The text of `README.md` with this table of claims."""
-    before, rest = readme.split(START)
-    return before + readme_table(verdicts) + rest.split(END)[1]
+    header = ["", "## In short", "", "| the paper says | verdict | numbers |", "| --- | --- | --- |"]
+    return [*header, *rows] if rows else []
 
 
 def _row(*cells: str) -> str:
@@ -150,8 +141,6 @@ def _row(*cells: str) -> str:
 def _write_documents(root: Path) -> None:
     verdicts = gather(root / "results" / "paper")
     (root / "docs" / "claims.md").write_text(claims_page(verdicts), encoding="utf-8")
-    readme = root / "README.md"
-    readme.write_text(replace_table(readme.read_text("utf-8"), verdicts), encoding="utf-8")
 
 
 if __name__ == "__main__":

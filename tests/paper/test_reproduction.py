@@ -11,10 +11,11 @@ import shutil
 import struct
 import subprocess
 import sys
+import tomllib
 import zlib
 
 import pytest
-from support.pages import PAGES, ROOT, commands
+from support.pages import PAGES, ROOT, commands, name_of
 from typer.testing import CliRunner
 
 from tacit.cli import build_app
@@ -161,10 +162,16 @@ def test_the_residual_bootstrap_is_exact_once_determined(bootstrap_rows):
     assert set(residual[residual.m >= 10]["rank"]) == {55}
 
 
+def extras():
+    """The names of the optional dependencies."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    return project["optional-dependencies"]
+
+
 DOCUMENTED = [page for page in PAGES if list(commands(page))]
 
 
-@pytest.mark.parametrize("document", DOCUMENTED, ids=lambda document: document.name)
+@pytest.mark.parametrize("document", DOCUMENTED, ids=name_of)
 def test_documented_commands_run_at_their_quick_presets(document, reproduced):
     """Run each command in the folder of the reproduction, whose finished rows it reuses."""
     for command in commands(document):
@@ -173,9 +180,14 @@ def test_documented_commands_run_at_their_quick_presets(document, reproduced):
             folder, arguments = ROOT / command[1], command[3:]
         if arguments[0] == "make":  # CI runs these; here each target must exist
             folder, program = ROOT, ["make", "--dry-run", *arguments[1:]]
+        elif arguments[0] == "pip":  # `make wheel-test` installs; here each extra must exist
+            program = [sys.executable, "-m", "pip", "--version"]
+            assert set(re.findall(r"\[(.+)\]", arguments[-1])) <= set(extras()), command
         elif arguments[0] == "tacit":
             quick = ["quick" if word == "paper" else word for word in arguments[1:]]
             program = [sys.executable, "-m", "tacit", *quick]
+        elif arguments[0] in ("pip", "snakemake"):  # tests/workflow runs the same jobs
+            continue
         elif arguments[0] == ".venv/bin/pre-commit":  # it would change the clone's git hooks
             program = [sys.executable, "-m", "pre_commit", arguments[1], "--help"]
         else:

@@ -6,49 +6,15 @@ import os
 import re
 import shutil
 import threading
-from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from support.experiments import run as run_units
+from support.toy_experiment import Config, run, toy_experiment
 
 import tacit
 from tacit.atomic import PARTIAL
 from tacit_paper import store
-
-
-@dataclass(frozen=True)
-class Config:
-    pieces: int = 4
-    factor: float = 1.0
-
-
-def toy_experiment(config=None, *, fail_at=None, calls=None):
-    """A small experiment. It records its units in `calls`, and is interrupted in `fail_at`."""
-
-    def rows(config, unit, number) -> Iterator[dict]:
-        if calls is not None:
-            calls.append(unit)
-        yield {"k": 0, "value": config.factor * number, "took_seconds": 0.1}
-        if unit == fail_at:
-            raise KeyboardInterrupt
-        yield {"k": 1, "matrix": [1.0, number], "note": "x" if number else None}
-
-    def work(config, device):
-        units = {f"piece {i}": i for i in range(config.pieces)}
-        return {unit: partial(rows, config, unit, number) for unit, number in units.items()}
-
-    return SimpleNamespace(
-        Config=Config, QUICK=config or Config(), PAPER=Config(6), work=work,
-        __doc__="Toy", plot=None, check=lambda rows: [],
-    )  # fmt: skip
-
-
-def run(folder, experiment, **options):
-    return store.run_experiment("toy", experiment, "quick", folder, **options)
 
 
 def test_an_interrupted_run_resumes_and_ends_the_same(tmp_path):

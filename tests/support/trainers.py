@@ -9,7 +9,6 @@ import torch
 from lightning import pytorch as pl
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import TensorBoardLogger
-from support.models import random_data
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import nn
 from torch.nn import functional as F
@@ -17,6 +16,7 @@ from torch.utils.data import DataLoader
 from transformers import Trainer, TrainingArguments
 
 import tacit
+from support.models import random_data
 from tacit.integrations import huggingface, lightning
 
 BATCH = 8

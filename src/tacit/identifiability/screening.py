@@ -84,6 +84,7 @@ class Group:
     p: float
     """Probability of what the group adds to all others, if that were chance; after Holm."""
     confirmed: bool
+    """Whether p is at most 5 %, and a member adds at least 1 % of the target."""
     named: tuple[str, ...]
     """The chosen members that beat every other one by a test; where it is empty, the member is
     undecided."""

@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch import nn
 from torch.optim import Optimizer
 
 from tacit.errors import InputError, check_type
@@ -61,7 +60,7 @@ class Callback(TrainerCallback):
             this Trainer's `output_dir`; False to begin anew.
     """
 
-    def __init__(  # noqa: PLR0913 # what is watched, then keyword options
+    def __init__(  # what is watched, then keyword options
         self,
         trainer: Trainer,
         objective: Objective,
@@ -79,7 +78,8 @@ class Callback(TrainerCallback):
                 "the Trainer divides the weights among processes (FSDP or DeepSpeed), and the "
                 "equations need whole ones: train without, or take tacit.estimate afterwards."
             )
-        self._trainer, self._checkpoint = trainer, checkpoint
+        self._trainer = trainer
+        self._checkpoint: str | Path | bool | None = checkpoint
         self._watching = TrainerWatch(
             objective, regularizers, every=every, steps=steps, budget=budget, known=known
         )
@@ -145,7 +145,7 @@ class Callback(TrainerCallback):
 
     def _load(self, args: TrainingArguments, state: TrainerState) -> dict[str, Any] | None:
         """The state of the watch in the checkpoint that training is resumed from."""
-        if self._checkpoint is False:
+        if isinstance(self._checkpoint, bool):
             return None
         if self._checkpoint is not None:
             folders = [Path(self._checkpoint)]

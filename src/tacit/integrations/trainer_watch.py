@@ -12,9 +12,7 @@ from tacit.regularizers.family import Regularizer
 from tacit.watching.training_watch import Watch, WatchRow, watch
 
 Candidates = (
-    Regularizer
-    | Iterable[Regularizer]
-    | Callable[[Optimizer, nn.Module], Iterable[Regularizer]]
+    Regularizer | Iterable[Regularizer] | Callable[[Optimizer, nn.Module], Iterable[Regularizer]]
 )
 """Regularizers, or a function of the optimizer and the model that returns them, for those that need
 the optimizer, such as `tacit.optimizer_penalties`: the trainer makes it when training begins."""
