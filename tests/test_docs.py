@@ -38,9 +38,8 @@ EXECUTED = [
 
 
 @pytest.mark.slow
-# Lightning advises more workers, and srun where that is installed, and uses what torch has deprecated.
+# Lightning advises more workers, and uses what torch has deprecated.
 @pytest.mark.filterwarnings("ignore:.*does not have many workers:UserWarning")
-@pytest.mark.filterwarnings("ignore:The .srun. command is available:UserWarning")
 @pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")
 @pytest.mark.parametrize("page", EXECUTED, ids=name_of)
 def test_python_blocks_run_and_print_what_is_shown(page, tmp_path, monkeypatch):
