@@ -32,9 +32,7 @@ def train(decay: float, seed: int) -> tuple[nn.Module, tuple[torch.Tensor, torch
     return model, (inputs, targets)
 
 
-def trained(
-    decay: float = 0.002, seed: int = 0, checkpoint: Path | None = None
-) -> tacit.Objective:
+def trained(decay: float = 0.002, seed: int = 0, checkpoint: Path | None = None) -> tacit.Objective:
     """The network, trained here or with the weights of a checkpoint."""
     model, data = train(decay, seed)
     if checkpoint is not None:

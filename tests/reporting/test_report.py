@@ -2,13 +2,14 @@
 
 import html
 import re
+import sys
 from itertools import pairwise
 
 import matplotlib as mpl
 import pytest
 import torch
 from support.page_checks import Tags
-from support.reports import HOSTILE, RESULTS, doubtful_fit, good_fit, ridge_model
+from support.reports import HOSTILE, RESULTS, deep_model, doubtful_fit, good_fit, ridge_model
 from torch.nn import functional as F
 
 import tacit
@@ -154,6 +155,23 @@ def test_a_model_that_moved_on_is_reported_without_its_gradients(tmp_path):
     model.weight.data += 1
     text = Tags(tacit.report(fit, tmp_path / "report.html").read_text()).text
     assert "Not drawn: " in text
+
+
+def test_without_matplotlib_the_report_says_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    text = tacit.report(good_fit(), tmp_path / "report.html").read_text()
+    assert "Not drawn: figures are drawn with matplotlib" in text
+    assert "l2 explains 100.0 % of the target." in text
+    assert "<svg" not in text
+
+
+def test_a_constrained_fit_says_why_it_has_no_layers(tmp_path):
+    model, data = deep_model(layers=2)
+    symmetric = tacit.regularizers.symmetric(scope="*.bias")
+    fit = tacit.estimate(model, F.mse_loss, data, [symmetric], psd=True)
+    text = Tags(tacit.report(fit, tmp_path / "report.html").read_text()).text
+    assert "under Λ ⪰ 0" in text
+    assert "a single layer has not all entries of Λ" in text
 
 
 def test_a_report_is_written_whole_or_not_at_all(tmp_path):

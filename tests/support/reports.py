@@ -34,7 +34,9 @@ def deep_model(layers=10):
 def good_fit():
     """A fit without problems."""
     model, data = ridge_model()
-    return tacit.estimate(tacit.Objective(model, F.mse_loss, data), [tacit.l2()], population=math.inf)
+    return tacit.estimate(
+        tacit.Objective(model, F.mse_loss, data), [tacit.l2()], population=math.inf
+    )
 
 
 @cache
