@@ -157,6 +157,17 @@ def test_arguments_have_the_types_of_annotations(run, function, arguments, seen)
     assert seen in result.stderr
 
 
+def test_a_callable_may_be_an_attribute_of_an_attribute(run, folder):
+    (folder / "classes.py").write_text(
+        "import project\nclass Models:\n    ridge = staticmethod(project.ridge)\n"
+    )
+    fit = fit_of(run("estimate", "classes.py:Models.ridge", "--with", "l2", "--json"))
+    assert fit["strengths"] == pytest.approx({"l2": 0.1})
+    assert "no callable 'Models.lasso'" in the_error(
+        run("estimate", "classes.py:Models.lasso", "--with", "l2")
+    )
+
+
 def test_a_file_does_not_replace_a_module_of_its_name(run, folder):
     (folder / "named").mkdir()
     (folder / "named" / "json.py").write_text(MODULE.replace("neighbour", "near"))

@@ -2,12 +2,18 @@
 
 import io
 import re
+import shlex
+import shutil
 import subprocess
 import sys
 from contextlib import redirect_stdout
+from pathlib import Path
 
 import pytest
 from support.pages import PAGES, ROOT, code_blocks, name_of
+from typer.testing import CliRunner
+
+from tacit.cli import build_app
 
 NUMBER = re.compile(r"(?<![\w.])-?\d[\d,]*\.?\d*(?:e[+-]?\d+)?")
 
@@ -84,6 +90,27 @@ def test_files_that_a_page_names_exist(page):
         assert (page.parent / link).exists(), link
     for file in files:
         assert (ROOT / file).exists(), file
+
+
+@pytest.mark.slow
+def test_the_commands_on_the_page_of_the_command_line_print_what_is_shown(tmp_path, monkeypatch):
+    shutil.copytree(ROOT / "examples", tmp_path / "examples")
+    monkeypatch.chdir(tmp_path / "examples")
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "examples"), *sys.path])
+    page, printed, count = ROOT / "docs" / "command-line.md", "", 0
+    for language, content in code_blocks(page):
+        if language == "text":
+            assert_same_output(content, printed)
+        for line in content.splitlines() if language == "console" else ():
+            folder, *command = shlex.split(line.removeprefix("cd "))
+            assert (folder, command[:2]) == ("examples", ["&&", "tacit"])
+            result = CliRunner().invoke(build_app(), command[2:])
+            assert result.exit_code == 0, result.output
+            printed, count = result.stdout, count + 1
+    assert count == 6
+    written = {path.name for path in Path().iterdir() if path.suffix in (".html", ".csv")}
+    assert written == {"report.html", "screen.html", "candidates.csv"}
+    assert "<h1>A small network</h1>" in Path("report.html").read_text()
 
 
 @pytest.mark.slow

@@ -122,7 +122,9 @@ def _find_callable(spec: str) -> Call:
         raise InputError(f"{what}: there is no file {place}. Write path/file.py:callable.")
     with own_errors(what, remedy="Write module:callable, and run in the module's folder."):
         module = _import_file(Path(place)) if is_path else importlib.import_module(place)
-        function = getattr(module, attribute, None)
+        function: Any = module
+        for name in attribute.split("."):
+            function = getattr(function, name, None)
     if not callable(function):
         raise InputError(f"{what}: no callable {attribute!r}: name one that returns an Objective.")
     with own_errors(what, remedy="Name a function that returns a tacit.Objective."):

@@ -16,7 +16,7 @@ from tacit.identifiability import Screen
 from tacit.identifiability.screen_text import screen_rows
 from tacit.loading import Result, Source, load_source, load_weights, own_errors
 from tacit.regularizers.family import Cost
-from tacit.reporting import Reportable
+from tacit.reporting.result_page import Reportable
 from tacit.specs import parse_known, parse_regularizer
 from tacit.uncertainty.scores import with_sampling_errors
 from tacit.validation import Validation

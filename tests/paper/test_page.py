@@ -3,12 +3,15 @@
 import base64
 import json
 import os
+import shutil
 from html.parser import HTMLParser
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+from support.browser import Browser, needs_browser
+from support.page_checks import check_keyboard, check_page
 from support.results import store_result
 
 import tacit
@@ -227,3 +230,14 @@ def test_rows_that_a_figure_does_not_know_are_named_on_the_page(hostile, monkeyp
 )  # fmt: skip
 def test_the_width_of_any_figure_can_be_read(svg, widths):
     assert page._widths(svg) == widths
+
+
+@pytest.mark.slow
+@needs_browser
+def test_the_stored_results_can_be_read_in_any_window(tmp_path):
+    shutil.copytree(Path(__file__).parents[2] / "results" / "paper", tmp_path / "results")
+    path = page.write_page(tmp_path / "results")
+    with Browser(tmp_path) as browser:
+        for width, dark in ((1280, False), (1280, True), (360, False), (360, True)):
+            check_page(browser, path, width=width, dark=dark)
+        check_keyboard(browser, path)

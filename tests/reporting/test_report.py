@@ -2,13 +2,14 @@
 
 import html
 import re
+import sys
 from itertools import pairwise
 
 import matplotlib as mpl
 import pytest
 import torch
 from support.page_checks import Tags
-from support.reports import HOSTILE, RESULTS, doubtful_fit, good_fit, ridge_model
+from support.reports import HOSTILE, RESULTS, deep_model, doubtful_fit, good_fit, ridge_model
 from torch.nn import functional as F
 
 import tacit
@@ -58,7 +59,11 @@ def test_headings_are_in_order_and_figures_have_a_text(pages, name):
     assert figures
     assert all(f["role"] == "img" and len(f["aria-label"]) > 30 for f in figures)
     tables = [tag for tag, _ in parsed.tags].count("table")
-    boxes = [attributes for _, attributes in parsed.tags if attributes.get("class") == "scroll"]
+    boxes = [
+        attributes
+        for _, attributes in parsed.tags
+        if attributes.get("class", "").startswith("scroll")
+    ]
     assert len(boxes) == tables > 0  # every table is scrolled by itself
     assert all((b["role"], b["tabindex"]) == ("region", "0") and b["aria-label"] for b in boxes)
 
@@ -122,6 +127,16 @@ def test_hostile_names_are_text(pages):
     assert any(HOSTILE in label for label in labels)
 
 
+def test_a_long_table_is_scrolled_in_its_box(tmp_path):
+    model, data = deep_model(layers=25)
+    fit = tacit.estimate(model, F.mse_loss, data, [tacit.l2(), tacit.l1()])
+    text = tacit.report(fit, tmp_path / "report.html").read_text()
+    parsed = Tags(text)
+    tall = [a for _, a in parsed.tags if a.get("class") == "scroll tall"]
+    assert [attributes["aria-label"] for attributes in tall] == ["layers"]
+    assert all(f">{number}</th>" in text for number in range(25))
+
+
 def test_a_title_is_shown_as_it_is(tmp_path):
     text = tacit.report(good_fit(), tmp_path / "r.html", title=HOSTILE).read_text()
     assert Tags(text).text.count(HOSTILE) == 2
@@ -154,6 +169,23 @@ def test_a_model_that_moved_on_is_reported_without_its_gradients(tmp_path):
     model.weight.data += 1
     text = Tags(tacit.report(fit, tmp_path / "report.html").read_text()).text
     assert "Not drawn: " in text
+
+
+def test_without_matplotlib_the_report_says_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    text = tacit.report(good_fit(), tmp_path / "report.html").read_text()
+    assert "Not drawn: figures are drawn with matplotlib" in text
+    assert "l2 explains 100.0 % of the target." in text
+    assert "<svg" not in text
+
+
+def test_a_constrained_fit_says_why_it_has_no_layers(tmp_path):
+    model, data = deep_model(layers=2)
+    symmetric = tacit.regularizers.symmetric(scope="*.bias")
+    fit = tacit.estimate(model, F.mse_loss, data, [symmetric], psd=True)
+    text = Tags(tacit.report(fit, tmp_path / "report.html").read_text()).text
+    assert "under Λ ⪰ 0" in text
+    assert "a single layer has not all entries of Λ" in text
 
 
 def test_a_report_is_written_whole_or_not_at_all(tmp_path):

@@ -1,5 +1,6 @@
 """Results of every kind, with and without problems, to report."""
 
+import math
 from functools import cache
 
 import torch
@@ -13,10 +14,11 @@ HOSTILE = "\"><script>alert(1)</script><img src=x onerror=alert(1)>'&amp;"
 def ridge_model():
     """A linear model at the optimum of mse_loss + 0.1 ‖θ‖², with its data."""
     torch.manual_seed(0)
-    X, y = torch.randn(50, 4).double(), torch.randn(50, 1).double()
+    X = torch.randn(400, 4).double()
+    y = X.sum(1, keepdim=True) + 0.1 * torch.randn(400, 1).double()
     model = torch.nn.Linear(4, 1, bias=False).double()
-    gram = X.T @ X / 50 + 0.1 * torch.eye(4).double()
-    model.weight.data = torch.linalg.solve(gram, X.T @ y / 50).T
+    gram = X.T @ X / 400 + 0.1 * torch.eye(4).double()
+    model.weight.data = torch.linalg.solve(gram, X.T @ y / 400).T
     return model, (X, y)
 
 
@@ -32,7 +34,9 @@ def deep_model(layers=10):
 def good_fit():
     """A fit without problems."""
     model, data = ridge_model()
-    return tacit.estimate(tacit.Objective(model, F.mse_loss, data), [tacit.l2()], population=52)
+    return tacit.estimate(
+        tacit.Objective(model, F.mse_loss, data), [tacit.l2()], population=math.inf
+    )
 
 
 @cache

@@ -29,7 +29,10 @@ def write_page(title: str, body: str, *, style: str = "") -> str:
 """
 
 
-def scroll_box(content: str, label: str) -> str:
-    """HTML in a box that is scrolled where it is too wide, also by keyboard, and has a label."""
+def scroll_box(content: str, label: str, *, tall: bool = False) -> str:
+    """HTML in a box that is scrolled where it is too wide, also by keyboard, and has a label.
+
+    What is tall is scrolled up and down too, except on paper.
+    """
     attributes = f'role="region" tabindex="0" aria-label="{escape(label)}"'
-    return f'<div class="scroll" {attributes}>\n{content}\n</div>'
+    return f'<div class="scroll{" tall" * tall}" {attributes}>\n{content}\n</div>'

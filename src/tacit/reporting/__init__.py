@@ -1,5 +1,5 @@
 """Reports: one self-contained HTML page per result."""
 
-from tacit.reporting.result_page import Reportable, report
+from tacit.reporting.result_page import report
 
-__all__ = ["Reportable", "report"]
+__all__ = ["report"]

@@ -18,6 +18,8 @@ from tacit.reporting.inline_svg import write_figure
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+MOST_ROWS = 45
+"""Rows of a table that is shown whole; a longer one is scrolled in its box."""
 Tone = Literal["good", "doubt", "bad", "plain"]
 
 
@@ -69,7 +71,8 @@ def fold(title: str, content: str) -> str:
 def boxed_table(table: Table, label: str) -> str:
     """A table that is scrolled in its own box, with its notes below."""
     notes = "\n".join(map(write_note, table.notes))
-    return f"{scroll_box(write_table(table), label)}\n{notes}"
+    tall = len(table.rows) > MOST_ROWS
+    return f"{scroll_box(write_table(table), label, tall=tall)}\n{notes}"
 
 
 def pairs(rows: Iterable[tuple[str, str]], label: str) -> str:

@@ -37,10 +37,8 @@ def validation_contents(validation: "Validation") -> Contents:
     control = describe_predictions(validation.control)
     further = [f"For comparison, the control, trained without the penalty: {control}."]
     if validation.settled:
-        weights = percent(max(validation.recovered, 0.0))
-        further.append(
-            f"Recovered of the distance between the control and the original: {weights}."
-        )
+        part = percent(max(validation.recovered, 0.0))
+        further.append(f"The penalty recovers {part} of the distance from control to original.")
     (table,) = summary.tables
     figure = try_figure(
         validation.plot,
