@@ -247,8 +247,9 @@ def lightning_trainer(run, folder, *, resume=None):
     trainer = pl.Trainer(
         accelerator="cpu", max_epochs=run.epochs, accumulate_grad_batches=run.accumulate,
         gradient_clip_val=run.clip or None, precision="bf16-mixed" if run.bf16 else None,
-        callbacks=[c for c in (saving, run.stop and Stop(run.stop), callback) if c], log_every_n_steps=5,
-        logger=TensorBoardLogger(folder), enable_progress_bar=False, enable_model_summary=False,
+        callbacks=[c for c in (saving, run.stop and Stop(run.stop), callback) if c],
+        log_every_n_steps=5, logger=TensorBoardLogger(folder),
+        enable_progress_bar=False, enable_model_summary=False,
     )  # fmt: skip
     module = Validated(run) if run.evaluate else Module(run)
     validation = DataLoader(TensorDataset(*run.data), 24) if run.evaluate else None
