@@ -11,6 +11,7 @@ import published
 import scores
 import sweep
 import torch
+import watching
 from table import render
 
 THREADS = 2
@@ -30,7 +31,7 @@ def main() -> int:
     if quick:
         print(QUICK_NOTE)
     print(flush=True)
-    modules = (passes, scores, sweep, published, dropout, memory)
+    modules = (passes, scores, sweep, published, dropout, memory, watching)
     rows = [row for module in modules for row in module.measure(quick=quick)]
     print(render(rows, enforced=not quick))
     exceeded = 0 if quick else sum(not row.within_bound for row in rows)

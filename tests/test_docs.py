@@ -40,6 +40,7 @@ EXECUTED = [
 @pytest.mark.slow
 # Lightning advises more workers, and uses what torch has deprecated.
 @pytest.mark.filterwarnings("ignore:.*does not have many workers:UserWarning")
+@pytest.mark.filterwarnings("ignore:The `srun` command:UserWarning")
 @pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")
 @pytest.mark.parametrize("page", EXECUTED, ids=name_of)
 def test_python_blocks_run_and_print_what_is_shown(page, tmp_path, monkeypatch):
@@ -72,7 +73,7 @@ def test_the_quickstart_is_short():
     lines = [
         line
         for language, content in blocks
-        if language == "console" or "tacit.settle" in content and language == "python"
+        if language == "console" or ("tacit.settle" in content and language == "python")
         for line in content.splitlines()
         if line.strip()
     ]

@@ -1,4 +1,4 @@
-"""Names of the library in backticks become links to their entries; a public name without one fails."""
+"""Names of the library in backticks become links to their entries; one without entry fails."""
 
 import importlib
 import re

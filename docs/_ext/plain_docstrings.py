@@ -5,6 +5,10 @@ import re
 SECTION = re.compile(r"(Args|Returns|Raises|Yields|Attributes|Note|Example|Examples):$")
 CODE = re.compile(r"(``.+?``|`[^`]+`)")
 SPECIAL = re.compile(r"([*|_\\])")
+SCOPE = re.compile(
+    r"str \| [~\w.]*Collection\[str\] \| [~\w.]*Callable\[\[str\], bool\]"
+    r" \| [~\w.]*Callable\[\[str, [~\w.]*Tensor\], bool\] \| None"
+)
 LAMBDA = re.compile(r"<function [^>]*<lambda>[^>]*>|<factory>")
 
 
@@ -46,17 +50,19 @@ def make_literal(lines: list[str]) -> list[str]:
 def rewrite(app, what, name, obj, options, lines) -> None:
     """Rewrite a docstring before its sections are read."""
     lines[:] = make_literal(lines)
+    if what in ("attribute", "data", "property"):
+        lines.insert(0, "\\")  # an escaped line end; or napoleon takes "x: y" for a type
 
 
-def shorten_defaults(app, what, name, obj, options, signature, annotation):
-    """Defaults that are functions as ..., so that the signature can be read."""
-    if signature and LAMBDA.search(signature):
-        return LAMBDA.sub("...", signature).replace("~", ""), annotation
-    return None
+def shorten_signature(app, what, name, obj, options, signature, annotation):
+    """Scopes by their name, and defaults that are functions as ..."""
+    if signature is None:
+        return None
+    return LAMBDA.sub("...", SCOPE.sub("Scope", signature)), annotation
 
 
 def setup(app):
     """Connect to autodoc, ahead of napoleon."""
     app.connect("autodoc-process-docstring", rewrite, priority=400)
-    app.connect("autodoc-process-signature", shorten_defaults)
+    app.connect("autodoc-process-signature", shorten_signature)
     return {"parallel_read_safe": True}

@@ -8,6 +8,7 @@ from torch.nn import functional as F
 
 import tacit
 from tacit import average_epochs
+from tacit.equations.scale_free import find_scale_free
 from tacit.regularizers.weight_decay import adam_metric
 
 BATCHES = 16
@@ -146,5 +147,22 @@ def test_weights_that_a_norm_layer_rescales_have_the_same_loss():
     objective = tacit.Objective(model, F.mse_loss, (X, y), **options)
     point = objective.point()
     rows = torch.linspace(0.5, 2.0, 6, dtype=torch.float64)[:, None]
-    assert objective.same_loss(point, {**point, "0.weight": rows * point["0.weight"]})
-    assert not objective.same_loss(point, {**point, "3.weight": 2 * point["3.weight"]})
+    loss = objective.loss_of_few(point)
+    moved = {**point, "0.weight": rows * point["0.weight"]}
+    assert objective.loss_of_few(moved) == pytest.approx(loss, rel=1e-3)
+    moved = {**point, "3.weight": 2 * point["3.weight"]}
+    assert objective.loss_of_few(moved) != pytest.approx(loss, rel=0.05)
+    across = {name: torch.zeros_like(p) for name, p in point.items()}  # orthogonal to everything
+    length_matters = set()
+    scale_free = find_scale_free(objective, point, across, length_matters)
+    assert (scale_free, length_matters) == ({"0.weight": True}, {"3.weight"})
+    assert find_scale_free(objective, point, across, {"0.weight", "3.weight"}) == {}
+
+
+def test_layer_norm_ignores_the_length_of_a_matrix_and_not_of_its_rows():
+    torch.manual_seed(0)
+    layers = [nn.Linear(5, 6, bias=False), nn.LayerNorm(6), nn.Tanh(), nn.Linear(6, 1)]
+    objective = tacit.Objective(nn.Sequential(*layers).double(), F.mse_loss, random_data(2))
+    point = objective.point()
+    across = {name: torch.zeros_like(p) for name, p in point.items()}
+    assert find_scale_free(objective, point, across, set()) == {"0.weight": False}

@@ -107,6 +107,19 @@ def test_zeros_and_low_ranks_are_not_in_one_screen(rank, dropped, kept):
     assert target.equations(propose_regularizers(target)).rows > 0
 
 
+def test_a_low_rank_without_zeros_keeps_singular_values_in_the_screen():
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.Linear(6, 6, bias=False), nn.Linear(6, 4, bias=False)).double()
+    with torch.no_grad():
+        model[0].weight[1:] = 0.0  # of rank 1 by its zeros alone
+        u, s, vh = torch.linalg.svd(model[1].weight, full_matrices=False)
+        model[1].weight.copy_((u[:, :2] * s[:2]) @ vh[:2])
+    X, y = random_data(0, inputs=6, outputs=4)
+    names, left_out = names_of(endpoint_target(Objective(model, F.mse_loss, (X, y))))
+    assert "nuclear_norm" in names
+    assert {"l1", "group_l2"} <= left_out.keys()
+
+
 def propose_regularizers(target):
     proposals = propose(target, start=None, optimizer=None, cost="weights")
     return [candidate.regularizer for candidate in proposals.candidates]

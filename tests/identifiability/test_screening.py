@@ -151,6 +151,18 @@ def test_few_layers_are_only_ranked():
     assert best.held_out == pytest.approx(1.0, abs=1e-6)
 
 
+def test_a_candidate_that_few_layers_have_is_only_ranked():
+    few = tacit.l2(scope=["layers.[0-3].*"])
+    waves = tacit.regularizer(
+        "waves", lambda params: sum((99 * p).sin().sum() for p in params.values())
+    )
+    target = tacit.endpoint_target(network(ridge(0.01))[0])
+    screen = tacit.screen(target.equations([few, waves]))
+    assert screen.verdict == "ranked"
+    assert "of which 4 of 10 layers have equations" in screen.reason
+    assert "no p-value below 0.12" in screen.reason
+
+
 def test_rows_of_the_table_agree_with_fits(ridge_screen):
     objective, _ = network(ridge(0.01))
     row = next(row for row in ridge_screen.table if row.name == "power(4)")

@@ -24,6 +24,11 @@ RUNS = {
     "clipping": {"clip": 0.3},
     "float32": {"dtype": torch.float32},
     "mixed precision": {"dtype": torch.float32, "bf16": True},
+    "a schedule": {"schedule": True},
+    "evaluation in between": {"evaluate": True},
+    "batch norm": {"batch_norm": True, "evaluate": True},
+    "stopped early": {"stop": 100},
+    "stopped early, windows of updates": {"stop": 57, "every": 5, "steps": 7},
     "all": {"dtype": torch.float32, "bf16": True, "accumulate": 2, "clip": 0.3, "steps": 5},
 }
 
@@ -49,6 +54,7 @@ def without_time(logged):
 @pytest.mark.parametrize("loop", TRAINERS.values(), ids=TRAINERS)
 def test_event_files_have_the_rows_and_training_is_as_without(loop, windows, tmp_path):
     options = {"dtype": torch.float32, "dropout": 0.2, "accumulate": 2, "clip": 0.3, **windows}
+    options |= {"batch_norm": True, "schedule": True, "evaluate": True}
     result = loop(Run(**options), tmp_path / "watched")
     plain = loop(Run(**options, watched=False), tmp_path / "unwatched")
     assert result.weights == plain.weights
@@ -63,6 +69,16 @@ def test_event_files_have_the_rows_and_training_is_as_without(loop, windows, tmp
             expected.setdefault(prefix + name, []).append((update, pytest.approx(value, rel=1e-6)))
     assert own == expected
     assert f"{prefix}tacit/strength/weight_decay" in own
+
+
+@pytest.mark.parametrize("loop", LOOPS.values(), ids=LOOPS)
+def test_a_run_with_fewer_windows_than_every_has_no_row_and_no_other_weights(loop, tmp_path):
+    for windows in ({"every": 10}, {"every": 10, "steps": 12}):
+        result = loop(Run(**windows, epochs=2), tmp_path / "watched")
+        assert not result.rows
+        assert not [name for name in result.logged if "tacit/" in name]
+        plain = loop(Run(watched=False, epochs=2), tmp_path / "unwatched")
+        assert result.weights == plain.weights
 
 
 RESUMED = {

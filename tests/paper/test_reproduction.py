@@ -176,12 +176,12 @@ def test_documented_commands_run_at_their_quick_presets(document, reproduced):
         if arguments[0] == "make":  # CI runs these; here each target must exist
             folder, program = ROOT, ["make", "--dry-run", *arguments[1:]]
         elif arguments[0] == "pip":  # `make wheel-test` installs; here each extra must exist
-            program = [sys.executable, "-m", "pip", "--version"]
-            assert set(re.findall(r"\[(.+)\]", arguments[-1])) <= set(extras()), command
+            assert set(re.findall(r"[\w-]+", arguments[-1].removeprefix("."))) <= set(extras())
+            continue
         elif arguments[0] == "tacit":
             quick = ["quick" if word == "paper" else word for word in arguments[1:]]
             program = [sys.executable, "-m", "tacit", *quick]
-        elif arguments[0] in ("pip", "snakemake"):  # tests/workflow runs the same jobs
+        elif arguments[0] == "snakemake":  # tests/workflow runs the same jobs
             continue
         elif arguments[0] == ".venv/bin/pre-commit":  # it would change the clone's git hooks
             program = [sys.executable, "-m", "pre_commit", arguments[1], "--help"]

@@ -27,6 +27,6 @@ def commands(page):
     """The commands of a page's console blocks, in order, as lists of words."""
     for language, content in code_blocks(page):
         if language in ("console", "bash", "sh"):
-            for line in content.splitlines():
+            for line in content.replace("\\\n", " ").splitlines():
                 if command := shlex.split(line, comments=True):
                     yield command

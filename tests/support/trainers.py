@@ -12,8 +12,8 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import nn
 from torch.nn import functional as F
-from torch.utils.data import DataLoader
-from transformers import Trainer, TrainingArguments
+from torch.utils.data import DataLoader, TensorDataset
+from transformers import Trainer, TrainerCallback, TrainingArguments
 
 import tacit
 from support.models import random_data
@@ -25,14 +25,15 @@ BATCH = 8
 class Network(nn.Module):
     """Returns outputs for plain loops, and its loss too where the Trainer passes targets."""
 
-    def __init__(self, dropout):
+    def __init__(self, dropout, batch_norm=False):
         super().__init__()
         torch.manual_seed(0)
         self.first, self.last = nn.Linear(5, 8), nn.Linear(8, 1)
+        self.norm = nn.BatchNorm1d(8) if batch_norm else nn.Identity()
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, inputs, targets=None):
-        outputs = self.last(self.dropout(torch.tanh(self.first(inputs))))
+        outputs = self.last(self.dropout(torch.tanh(self.norm(self.first(inputs)))))
         return outputs if targets is None else {"loss": F.mse_loss(outputs, targets)}
 
 
@@ -47,6 +48,13 @@ class Run:
     bf16: bool = False
     dropout: float = 0.0
     """The loops draw from the random state in their own ways: their masks differ."""
+    batch_norm: bool = False
+    schedule: bool = False
+    """Whether the rate falls at every update."""
+    evaluate: bool = False
+    """Whether the trainer evaluates after every epoch."""
+    stop: int = 0
+    """After how many updates training is stopped early; never where it is 0."""
     dtype: torch.dtype = torch.float64
     epochs: int = 9
     checkpoints: int = 0
@@ -57,18 +65,29 @@ class Run:
 
     def __post_init__(self):
         self.data = tuple(tensor.to(self.dtype) for tensor in random_data(0, count=96))
-        self.model = Network(self.dropout).to(self.dtype)
+        self.model = Network(self.dropout, self.batch_norm).to(self.dtype)
         torch.manual_seed(1)
 
     def make_optimizer(self):
         return self.optimizer(self.model.parameters(), **self.options)
 
+    def make_schedule(self, optimizer):
+        return torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.98 if self.schedule else 1.0)
+
     def objective(self):
+        if self.batch_norm:
+            return self.plain_objective()
+
         def loss(model, batch):
             with torch.autocast("cpu", torch.bfloat16, enabled=self.bf16):
                 return F.mse_loss(model(batch[0]), batch[1], reduction="none").flatten()
 
         return tacit.Objective.from_batch_loss(self.model, loss, self.data)
+
+    def plain_objective(self):
+        """Without autocast."""
+        options = {"batch_norm": "batch", "batch_size": BATCH} if self.batch_norm else {}
+        return tacit.Objective(self.model, F.mse_loss, self.data, **options)
 
     def watching(self):
         """The arguments of a callback."""
@@ -89,6 +108,7 @@ class Result:
 def plain(run, folder, *, resume=None):
     """In a loop of one's own."""
     model, optimizer = run.model, run.make_optimizer()
+    schedule, updates = run.make_schedule(optimizer), 0
     arguments, options = run.watching()
     objective, penalties = arguments
     watch = tacit.watch(
@@ -105,10 +125,29 @@ def plain(run, folder, *, resume=None):
                 if run.clip:
                     nn.utils.clip_grad_norm_(model.parameters(), run.clip)
                 optimizer.step()
+                schedule.step()
                 optimizer.zero_grad()
+                updates += 1
+                if updates == run.stop:
+                    break
         if watch and run.steps is None:
             watch.end_epoch()
+        if run.stop and updates == run.stop:
+            break
     return _result(run, watch, folder)
+
+
+class Stop(TrainerCallback, pl.Callback):
+    """Stops training early, in either trainer."""
+
+    def __init__(self, update):
+        self.update = update
+
+    def on_step_end(self, args, state, control, **_):
+        control.should_training_stop = state.global_step == self.update
+
+    def on_train_batch_end(self, trainer, *_):
+        trainer.should_stop = trainer.global_step == self.update
 
 
 class FixedOrder(Trainer):
@@ -126,17 +165,21 @@ def hugging_face(run, folder, *, resume=None):
         gradient_accumulation_steps=run.accumulate, max_grad_norm=run.clip, bf16=run.bf16,
         lr_scheduler_type="constant", report_to="tensorboard", logging_steps=5, disable_tqdm=True,
         save_strategy="steps" if run.checkpoints else "epoch", save_steps=run.checkpoints or 1,
-        remove_unused_columns=False, dataloader_pin_memory=False,
+        remove_unused_columns=False, dataloader_pin_memory=False, label_names=["targets"],
+        eval_strategy="epoch" if run.evaluate else "no", prediction_loss_only=True,
     )  # fmt: skip
+    data = [{"inputs": a, "targets": b} for a, b in zip(inputs, targets, strict=True)]
+    optimizer = run.make_optimizer()
     trainer = FixedOrder(
-        run.model, arguments, optimizers=(run.make_optimizer(), None),
-        train_dataset=[{"inputs": a, "targets": b} for a, b in zip(inputs, targets, strict=True)],
+        run.model, arguments, optimizers=(optimizer, run.make_schedule(optimizer)),
+        train_dataset=data, eval_dataset=data[:24],
     )  # fmt: skip
+    if run.stop:
+        trainer.add_callback(Stop(run.stop))
     callback = None
     if run.watched:
         positional, options = run.watching()
-        # The Trainer's own autocast is around the model.
-        objective = tacit.Objective(run.model, F.mse_loss, run.data)
+        objective = run.plain_objective()  # the Trainer's own autocast is around the model
         callback = huggingface.Callback(trainer, objective, *positional[1:], **options)
         trainer.add_callback(callback)
     trainer.train(resume_from_checkpoint=resume)
@@ -156,7 +199,16 @@ class Module(pl.LightningModule):
         return loss
 
     def configure_optimizers(self):
-        return self.run.make_optimizer()
+        optimizer = self.run.make_optimizer()
+        schedule = {"scheduler": self.run.make_schedule(optimizer), "interval": "step"}
+        return {"optimizer": optimizer, "lr_scheduler": schedule}
+
+
+class Validated(Module):
+    """The same, with an evaluation."""
+
+    def validation_step(self, batch, _):
+        self.log("validation", F.mse_loss(self.network(batch[0]), batch[1]))
 
 
 class Loader:
@@ -195,10 +247,12 @@ def lightning_trainer(run, folder, *, resume=None):
     trainer = pl.Trainer(
         accelerator="cpu", max_epochs=run.epochs, accumulate_grad_batches=run.accumulate,
         gradient_clip_val=run.clip or None, precision="bf16-mixed" if run.bf16 else None,
-        callbacks=[saving, *([callback] if callback else [])], log_every_n_steps=5,
+        callbacks=[c for c in (saving, run.stop and Stop(run.stop), callback) if c], log_every_n_steps=5,
         logger=TensorBoardLogger(folder), enable_progress_bar=False, enable_model_summary=False,
     )  # fmt: skip
-    trainer.fit(Module(run), Loader(run.data), ckpt_path=resume)
+    module = Validated(run) if run.evaluate else Module(run)
+    validation = DataLoader(TensorDataset(*run.data), 24) if run.evaluate else None
+    trainer.fit(module, Loader(run.data), validation, ckpt_path=resume)
     return _result(run, callback and callback.watch, folder)
 
 

@@ -79,3 +79,11 @@ def test_a_restored_schedule_goes_on():
         observed += [window] if seconds else []
         rows += [window] if second.end(seconds) else []
     assert (observed, rows) == through[:2]
+
+
+def test_a_first_window_that_takes_longer_than_expected_is_the_only_one_for_now():
+    observed, rows, watching = run(Schedule(20, 0.02), 1000, cost=1.0, trial=0.01)
+    first, second = observed[:2]
+    assert second > first + 10  # it was four at once, which took 13 % of the time
+    assert rows[0] >= second + 3
+    assert watching <= 0.02 * 1000

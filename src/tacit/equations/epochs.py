@@ -15,6 +15,7 @@ from tacit.equations.candidates import check_candidates
 from tacit.equations.clipping import GradientSizes, clipped_part, was_skipped
 from tacit.equations.equations import Equations
 from tacit.equations.recording import Momentum, WrapperWatch, flow_times
+from tacit.equations.scale_free import find_scale_free, row_products, without_lengthening
 from tacit.equations.steps import trajectory_target
 from tacit.equations.target import Setting, Target, TargetPoint
 from tacit.equations.target_files import read_content, target_content
@@ -35,7 +36,6 @@ from tacit.objective.params import (
     float64_zeros,
     move_like,
     norm,
-    same_buffers,
     shorten,
     to_float64,
 )
@@ -46,8 +46,6 @@ from tacit.regularizers.weight_decay import (
     unwrap_optimizer,
 )
 
-SCALE_FREE = 0.01
-"""|cosine| of weights and gradient up to which the loss may not depend on the weights' length."""
 FEWEST_UPDATES = 100
 """Clipping in an epoch is judged from at least as many updates, also of epochs before it."""
 CURRENT = (
@@ -97,6 +95,8 @@ class EpochAverages:
         self._wrapper, optimizer = WrapperWatch(model, optimizer), unwrap_optimizer(optimizer)
         self._model, self._optimizer, self._averaged = model, optimizer, tuple(averaged)
         self._epochs: deque[Epoch] = deque(maxlen=epochs)
+        self.length_matters: set[str] = set()
+        """Matrices on whose length the loss was seen to depend: `target` does not look again."""
         self._momentum, self._sizes = Momentum(model), GradientSizes(optimizer)
         self._start_epoch()
         self._hooks = (
@@ -117,7 +117,7 @@ class EpochAverages:
         self._start = {n: to_float64(p).clone() for n, p in params.items()}
         self._sums, self._points = float64_zeros(params), 0
         self._forces, self._timed_forces = float64_zeros(params), float64_zeros(params)
-        self._products = {n: _row_products(p, p) for n, p in float64_zeros(params).items()}
+        self._products = {n: row_products(p, p) for n, p in float64_zeros(params).items()}
         self._momentum.take_carried()  # begins anew
         self._statistics = copy_statistics(self._model)
         self._times = dict.fromkeys(params, 0.0)
@@ -135,7 +135,7 @@ class EpochAverages:
                 self._forces[name][rows] += force
                 self._timed_forces[name][rows].add_(force, alpha=times[name])
                 if force.ndim > 1:
-                    self._products[name][rows] += _row_products(start, force)
+                    self._products[name][rows] += row_products(start, force)
 
     @torch.no_grad()
     def _add_point(self, optimizer: Optimizer, *_: Any) -> None:
@@ -200,7 +200,7 @@ class EpochAverages:
         if statistics and used != "batch":
             mean = Point(mean, statistics)  # frozen batch norm: the same at all points of the epoch
         products = {
-            n: (total - _row_products(mean[n].double(), self._forces[n])) / self._points
+            n: (total - row_products(mean[n].double(), self._forces[n])) / self._points
             for n, total in self._products.items()
         }
         updates, sizes = self._points, self._sizes.last(max(self._points, FEWEST_UPDATES))
@@ -233,9 +233,14 @@ class EpochAverages:
             points += trajectory_target(part, Trajectory(*step, batch_norm=norms)).points
             if samples is not None:
                 points[-1] = replace(points[-1], description=part.describe(points[-1].params))
-        scale_free = _scale_free(objective, points[-1], epochs[-1])
+        last, moved = points[-1], epochs[-1].displacement
+        gradient = {
+            n: target + moved[n].to(target.device) / epochs[-1].time
+            for n, target in last.vectors[0].items()
+        }
+        scale_free = find_scale_free(objective, last.params, gradient, self.length_matters)
         points = [
-            _with_means(_without_lengthening(scale_free, point, epoch), epoch)
+            _with_means(without_lengthening(scale_free, point, epoch.products), epoch)
             for point, epoch in zip(points, epochs, strict=True)
         ]
         setting = Setting(
@@ -385,56 +390,6 @@ def _add(sums: Params, tensors: Mapping[str, Tensor]) -> None:
 
 def _divide(sums: Params, count: int) -> Params:
     return {n: total / count for n, total in sums.items()}
-
-
-def _row_products(a: Tensor, b: Tensor) -> Tensor:
-    """⟨a, b⟩ of every row of a matrix (of a filter, in convolutions); zeros for vectors."""
-    return (a * b).flatten(1).sum(1) if a.ndim > 1 else a.new_zeros(1)
-
-
-def _scale_free(objective: Objective, point: TargetPoint, epoch: Epoch) -> dict[str, bool]:
-    """Matrices whose length the loss ignores, because a norm layer follows: whether row by row.
-
-    Batch norm rescales rows one by one (filters, in convolutions), layer norm all by one factor.
-    The gradient of such a matrix is orthogonal to it; then the loss is compared on a few examples.
-    """
-    row_by_row: dict[str, bool] = {}
-    for name, target in point.vectors[0].items():
-        weights = to_float64(point.params[name])
-        gradient = target + epoch.displacement[name].to(target.device) / epoch.time
-        size = float(weights.norm() * gradient.norm())
-        if weights.ndim < 2 or abs(float((weights * gradient).sum())) > SCALE_FREE * size:
-            continue
-        factors = torch.linspace(0.5, 2.0, len(weights), dtype=weights.dtype)
-        by_row = factors.view(-1, *[1] * (weights.ndim - 1)).to(weights.device)
-        for rows, factor in {True: by_row, False: 2.0}.items():
-            moved = same_buffers({**point.params, name: point.params[name] * factor}, point.params)
-            if objective.same_loss(point.params, moved):
-                row_by_row[name] = rows
-                break
-    return row_by_row
-
-
-def _without_lengthening(
-    scale_free: Mapping[str, bool], point: TargetPoint, epoch: Epoch
-) -> TargetPoint:
-    """The target without what the noise of the steps adds along weights that a norm layer rescales.
-
-    The loss of every batch is the same for θ and cθ, so that its gradient has ⟨θ_t, g_t⟩ = 0 at
-    every point. At the mean point this is not so: ⟨θ̄, g_t⟩ cancels the penalty's pull, because
-    steps across θ lengthen it as fast as a penalty shortens it. Along θ̄ the target is therefore the
-    mean of ⟨θ_t, f_t⟩ of the forces f_t = g_t + λ∇R, and not of ⟨θ̄, f_t⟩.
-    """
-    (target,) = point.vectors
-    corrected = dict(target)
-    for name, by_row in scale_free.items():
-        weights, added = to_float64(point.params[name]), epoch.products[name].to(target[name])
-        squares = _row_products(weights, weights)
-        if not by_row:
-            added, squares = added.sum().expand_as(added), squares.sum().expand_as(squares)
-        shift = added / squares.clamp_min(torch.finfo(squares.dtype).tiny)
-        corrected[name] = target[name] + shift.view(-1, *[1] * (weights.ndim - 1)) * weights
-    return replace(point, vectors=[corrected])
 
 
 def _with_means(point: TargetPoint, epoch: Epoch) -> TargetPoint:

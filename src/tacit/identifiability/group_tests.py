@@ -158,6 +158,10 @@ class GroupTests:
         alone, unlike = self.explained(pair), -abs(float(system.cosines[0, 1]))
         return positive, round(alone, 9), round(unlike, 9)
 
+    def telling(self, column: int) -> int:
+        """The number of clusters that have anything of a column."""
+        return int((self.factors[..., column].norm(dim=1) > 0).sum())
+
     def p_beside(self, columns: Sequence[int], others: Sequence[int]) -> float:
         """The p-value of what columns add to others, by `flip_test`."""
         return flip_test(self.factors, columns, others)

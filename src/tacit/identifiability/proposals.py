@@ -230,7 +230,7 @@ def _without_conflicts(
     Where weights of a matrix are zero, penalties with a kink there have no equations of these
     weights. Where a matrix has a low rank, penalties of singular values have equations along a part
     of the directions only. Where both, no equation of the matrix is left. Then one side is left
-    out: the penalties with kinks, if the rank is lower than zeros alone make it.
+    out: the penalties with kinks, if the rank of any matrix is lower than zeros alone make it.
     """
     columns = {c.family: c.regularizer.bind(params) for c in candidates}
     singular, kinked, reasons, low = set(), set(), dict[str, str](), False
@@ -240,10 +240,14 @@ def _without_conflicts(
         kinks = {f: _kinks(c, name, tensor) for f, c in columns.items() if name in c.active}
         kinks = {f: mask for f, mask in kinks.items() if mask is not None and mask.any()}
         reasons = {f: s.reason for f, s in spaces.items()} | reasons
-        if kinks and any(s.dimension for s in spaces.values()):
-            singular |= spaces.keys()
-            kinked |= kinks.keys()
-            low |= _has_lower_rank(tensor, torch.stack(list(kinks.values())).any(0))
+        if any(space.dimension for space in spaces.values()):
+            zeros = torch.stack(
+                [torch.zeros_like(tensor.flatten(), dtype=torch.bool), *kinks.values()]
+            )
+            low |= _has_lower_rank(tensor, zeros.any(0))
+            if kinks:
+                singular |= spaces.keys()
+                kinked |= kinks.keys()
     why = "a matrix has zeros and a low rank, which is "
     left_out = dict.fromkeys(kinked, f"{why}not only due to them") if low else {}
     left_out |= {} if low else dict.fromkeys(singular, f"{why}due to them")

@@ -288,15 +288,22 @@ def _judge(chosen: Fit) -> tuple[Verdict, str]:
 
 def _judge_none(tests: GroupTests) -> tuple[Verdict, str]:
     """The verdict where no candidate is chosen."""
-    clusters, groups, kind = len(tests.factors), len(tests.groups), tests.cluster_kind
+    groups, kind = len(tests.groups), tests.cluster_kind
+    best = max(range(len(tests.names)), key=lambda c: tests.explained([c]))
+    most = f"{tests.names[best]} ({tests.explained([best]):.1%})"
+    clusters, telling = len(tests.factors), tests.telling(best)
     if groups * least_p(clusters) > LEVEL:
         return "ranked", (
             f"{clusters} {kind if clusters > 1 else kind[:-1]} give no p-value below "
             f"{least_p(clusters):.2g}, and {groups} groups need {LEVEL / groups:.2g}: candidates "
             "are ranked, and none is confirmed. Stack endpoints, or record more epochs."
         )
-    best = max(range(len(tests.names)), key=lambda c: tests.explained([c]))
-    most = f"{tests.names[best]} ({tests.explained([best]):.1%})"
+    if least_p(telling) > LEVEL:
+        return "ranked", (
+            f"most is aligned with {most}, of which {telling} of {clusters} {kind} have equations "
+            f"(zero weights have none). So few give no p-value below {least_p(telling):.2g}: "
+            "candidates are ranked, and none is confirmed. Stack endpoints, or record more epochs."
+        )
     rest = "What is to be explained is no rounding"
     if tests.signal < 1:
         rest = f"{1 - tests.signal:.0%} of the target is noise. As to the rest"

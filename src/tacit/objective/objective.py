@@ -17,6 +17,7 @@ from tacit.objective.batches import (
 )
 from tacit.objective.checks import check_probe, check_statistics
 from tacit.objective.compared import ComparedDerivatives
+from tacit.objective.few_examples import loss_of_few
 from tacit.objective.losses import (
     BatchLoss,
     Count,
@@ -362,13 +363,9 @@ class Objective:
         return measure_rounding(self._passes, self.point(params), self._probe)
 
     @torch.inference_mode(mode=False)
-    def same_loss(self, *points: Params) -> bool:
-        """Whether these points have the same loss on a few examples, to 0.1 %."""
-        passes = self._passes
-        with passes.prepared(training=passes.training), torch.enable_grad():
-            pair = passes.to_model(self._probe)
-            values = [float(passes.batch_mean(p, pair, 0).mean) for p in map(self.point, points)]
-        return max(values) - min(values) <= 1e-3 * max(map(abs, values))
+    def loss_of_few(self, params: Params) -> float:
+        """The loss on a few examples, always the same ones: for comparisons of points."""
+        return loss_of_few(self._passes, self.point(params), self._probe)
 
     def predictions(self, *points: Mapping[str, Tensor]) -> tuple[list[Tensor], Any]:
         """Outputs for all examples at each point, in eval mode, and the last batch's target.

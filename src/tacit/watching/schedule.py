@@ -53,6 +53,10 @@ class Schedule:
 
     def begin(self, training: float, watching: float) -> bool:
         """Whether to observe the window that begins, after so many seconds of both."""
+        # The first window that was observed may have taken more than the guess.
+        surprising = self.left and len(self.costs) == 1
+        if surprising and not self._is_affordable(self.left, training, watching):
+            self.left, self.run = 0, 0
         if not self.left:
             count = self._next_run()
             self.left = count if self._is_affordable(count, training, watching) else 0

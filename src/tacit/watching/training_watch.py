@@ -99,6 +99,7 @@ class Watch:
         """Updates in the current window."""
         self._recorded: EpochAverages | None = None  # of the current window, if it is observed
         self._is_trial = False
+        self._length_matters: set[str] = set()  # of matrices, as far as known since the last row
         self._handles: list[Any] = []
         self._remembered: deque[_Observed] = deque()
         self._begin_window()
@@ -143,6 +144,11 @@ class Watch:
     def overhead(self) -> float:
         """The time that watching took, as a part of the training's time."""
         return self._clock.watching / self._clock.training if self._clock.training else 0.0
+
+    @property
+    def observing(self) -> bool:
+        """Whether the updates of now are recorded."""
+        return self._recorded is not None
 
     def summary(self, format: Format = "text") -> str:
         """One line per row, as text, "markdown", "latex" or "html".
@@ -207,6 +213,7 @@ class Watch:
                 }
                 for row in self.rows
             ],
+            "length_matters": sorted(self._length_matters),
             "recorded": None if self._recorded is None else self._recorded.state_dict(),
             "observed_windows": [
                 {
@@ -246,6 +253,7 @@ class Watch:
             )
             for observed in state["observed_windows"]
         )
+        self._length_matters = set(state["length_matters"])
         self._attach(recording=state["recorded"] is not None)
         if self._recorded is not None:
             self._recorded.load_state_dict(state["recorded"])
@@ -270,6 +278,7 @@ class Watch:
                 inner.register_step_post_hook(clock.start),
             ]
             self._recorded = average_epochs(self._model, self._optimizer, averaged=self._averaged)
+            self._recorded.length_matters = self._length_matters
             self._handles.append(inner.register_step_pre_hook(clock.stop))
         self._handles.append(inner.register_step_post_hook(self._after_update))
 
@@ -338,6 +347,7 @@ class Watch:
     def _write_row(self) -> None:
         """The row of the last windows, which were observed one after the other."""
         observed = [*self._remembered][-min(MOST, self._schedule.run) :]
+        self._length_matters.clear()  # it may not matter any more
         target = _join([o.target for o in observed])
         equations = target.equations(self._regularizers, known=self._known or None)
         examples = sum(o.examples for o in observed)
