@@ -5,9 +5,7 @@ These tests are in one file because they share the reproduction, which takes min
 
 import html
 import json
-import os
 import re
-import shutil
 import struct
 import subprocess
 import sys
@@ -15,6 +13,7 @@ import tomllib
 import zlib
 
 import pytest
+from support.browser import CHROMIUM, needs_browser
 from support.pages import PAGES, ROOT, commands, name_of
 from typer.testing import CliRunner
 
@@ -24,11 +23,6 @@ from tacit_paper.bootstrap.checks import crossovers, select
 from tacit_paper.commands import add_commands
 
 FIGURES = sum(len(figure_plots(find_experiment(name))) for name in EXPERIMENTS)
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-needs_browser = pytest.mark.skipif(
-    CHROMIUM is None and not os.environ.get("TACIT_REQUIRE_BROWSER"),
-    reason="no chromium: install it with 'apt-get install chromium' to check the page",
-)
 PROBE = """<script>addEventListener("load", () => { setTimeout(() => {
   const images = [...document.images].map(image => {
     const canvas = document.createElement("canvas"); canvas.width = canvas.height = 64;
