@@ -130,7 +130,13 @@ def _headlines(verdicts: Sequence[Verdict]) -> list[str]:
     """The section of the most important claims, if there are any."""
     chosen = [verdict for verdict in verdicts if verdict.claim.headline]
     rows = [_row(v.claim.statement, v.state, v.number) for v in chosen]
-    header = ["", "## In short", "", "| the paper says | verdict | numbers |", "| --- | --- | --- |"]
+    header = [
+        "",
+        "## In short",
+        "",
+        "| the paper says | verdict | numbers |",
+        "| --- | --- | --- |",
+    ]
     return [*header, *rows] if rows else []
 
 
