@@ -25,10 +25,9 @@ RUNS = {
     "float32": {"dtype": torch.float32},
     "mixed precision": {"dtype": torch.float32, "bf16": True},
     "a schedule": {"schedule": True},
-    "evaluation in between": {"evaluate": True},
-    "batch norm": {"batch_norm": True, "evaluate": True},
+    "batch norm, and evaluation in between": {"batch_norm": True, "evaluate": True},
     "stopped early": {"stop": 100},
-    "stopped early, windows of updates": {"stop": 57, "every": 5, "steps": 7},
+    "stopped early, windows of updates": {"stop": 75, "every": 5, "steps": 7},
     "all": {"dtype": torch.float32, "bf16": True, "accumulate": 2, "clip": 0.3, "steps": 5},
 }
 

@@ -137,14 +137,21 @@ def plain(run, folder, *, resume=None):
     return _result(run, watch, folder)
 
 
-class Stop(TrainerCallback, pl.Callback):
-    """Stops training early, in either trainer."""
+class Stop(TrainerCallback):
+    """Stops the Trainer of transformers early."""
 
     def __init__(self, update):
         self.update = update
 
     def on_step_end(self, args, state, control, **_):
         control.should_training_stop = state.global_step == self.update
+
+
+class LightningStop(pl.Callback):
+    """Stops the Trainer of Lightning early."""
+
+    def __init__(self, update):
+        self.update = update
 
     def on_train_batch_end(self, trainer, *_):
         trainer.should_stop = trainer.global_step == self.update
@@ -247,9 +254,9 @@ def lightning_trainer(run, folder, *, resume=None):
     trainer = pl.Trainer(
         accelerator="cpu", max_epochs=run.epochs, accumulate_grad_batches=run.accumulate,
         gradient_clip_val=run.clip or None, precision="bf16-mixed" if run.bf16 else None,
-        callbacks=[c for c in (saving, run.stop and Stop(run.stop), callback) if c],
-        log_every_n_steps=5, logger=TensorBoardLogger(folder),
-        enable_progress_bar=False, enable_model_summary=False,
+        callbacks=[c for c in (saving, run.stop and LightningStop(run.stop), callback) if c],
+        logger=TensorBoardLogger(folder), enable_progress_bar=False, enable_model_summary=False,
+        log_every_n_steps=5,
     )  # fmt: skip
     module = Validated(run) if run.evaluate else Module(run)
     validation = DataLoader(TensorDataset(*run.data), 24) if run.evaluate else None
