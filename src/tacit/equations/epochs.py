@@ -1,7 +1,6 @@
 """Equations of whole epochs of a user's training loop: at the mean point, with the drift."""
 
 import json
-import math
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -14,7 +13,7 @@ from torch.optim import Optimizer
 from tacit.equations.candidates import check_candidates
 from tacit.equations.clipping import GradientSizes, clipped_part, was_skipped
 from tacit.equations.equations import Equations
-from tacit.equations.recording import Momentum, WrapperWatch, flow_times
+from tacit.equations.recording import Momentum, Rows, WrapperWatch, flow_times
 from tacit.equations.scale_free import find_scale_free, row_products, without_lengthening
 from tacit.equations.steps import trajectory_target
 from tacit.equations.target import Setting, Target, TargetPoint
@@ -41,7 +40,6 @@ from tacit.objective.params import (
 )
 from tacit.regularizers.family import Columns, Regularizer, join_columns, whole_column
 from tacit.regularizers.weight_decay import (
-    adam_metric,
     step_rule,
     unwrap_optimizer,
 )
@@ -49,7 +47,7 @@ from tacit.regularizers.weight_decay import (
 FEWEST_UPDATES = 100
 """Clipping in an epoch is judged from at least as many updates, also of epochs before it."""
 CURRENT = (
-    "start", "sums", "points", "forces", "timed_forces", "products", "statistics", "times", "metric"
+    "start", "sums", "points", "forces", "steps", "scales", "products", "statistics", "times"
 )  # fmt: skip
 """What `EpochAverages` adds up over the current epoch, beside the columns of regularizers."""
 MeanColumns = dict[Regularizer, dict[str, Params]]
@@ -63,15 +61,13 @@ class Epoch(NamedTuple):
     displacement: Params
     """In float64, without what momentum carried over from earlier gradients (see `Momentum`), as if
     all steps had been of the same size: every batch has the same weight. Scaled so that
-    displacement/time is a mean gradient: by √v̂ + ε after Adam, and by the largest flow time over
-    their own for parameters of groups with smaller rates."""
+    displacement/time is a mean gradient: each step of Adam by its own √v̂ + ε, and all by the
+    largest flow time over their own for parameters of groups with smaller rates."""
     time: float
     """The largest flow time of any parameter."""
     columns: MeanColumns
     metric: Params
-    """√v̂ + ε of Adam at the end of the epoch; empty for SGD."""
-    metric_drift: float
-    """Norm of what the change of the metric over the epoch changes in displacement/time."""
+    """The mean of Adam's √v̂ + ε; empty for SGD."""
     products: Params
     """By row of every matrix: the mean of ⟨θ_t, f_t⟩ − ⟨θ̄, f_t⟩ over the forces f_t of updates."""
     batch_norm: BatchNorm | None
@@ -116,26 +112,35 @@ class EpochAverages:
         params = trainable(self._model)
         self._start = {n: to_float64(p).clone() for n, p in params.items()}
         self._sums, self._points = float64_zeros(params), 0
-        self._forces, self._timed_forces = float64_zeros(params), float64_zeros(params)
+        self._forces, self._steps = float64_zeros(params), float64_zeros(params)
+        self._scales: Params = {}
         self._products = {n: row_products(p, p) for n, p in float64_zeros(params).items()}
         self._momentum.take_carried()  # begins anew
         self._statistics = copy_statistics(self._model)
         self._times = dict.fromkeys(params, 0.0)
-        self._metric = adam_metric(self._optimizer, self._model)
         self._column_sums: MeanColumns = {r: {} for r in self._averaged}
 
     @torch.no_grad()
     def _add_forces(self, optimizer: Optimizer, *_: Any) -> None:
-        """After an update: add the force that it applied, as it is and times its flow time."""
+        """After an update: add the force that it applied, and the step that this force makes."""
         if was_skipped(optimizer):
             return
         times = flow_times(self._model, optimizer, self._start)
-        for name, rows, (start, force, _carried) in self._momentum.after_step(optimizer):
+        for name, rows, update in self._momentum.after_step(optimizer):
             if name in self._start:
-                self._forces[name][rows] += force
-                self._timed_forces[name][rows].add_(force, alpha=times[name])
-                if force.ndim > 1:
-                    self._products[name][rows] += row_products(start, force)
+                self._forces[name][rows] += update.force
+                step = update.force
+                if update.scale is not None:
+                    step = step / update.scale
+                    self._add_scale(name, rows, update.scale)
+                self._steps[name][rows].add_(step, alpha=times[name])
+                if step.ndim > 1:
+                    self._products[name][rows] += row_products(update.start, update.force)
+
+    def _add_scale(self, name: str, rows: Rows, scale: Tensor) -> None:
+        if name not in self._scales:
+            self._scales[name] = torch.zeros_like(self._sums[name])
+        self._scales[name][rows] += scale
 
     @torch.no_grad()
     def _add_point(self, optimizer: Optimizer, *_: Any) -> None:
@@ -178,19 +183,13 @@ class EpochAverages:
         parameters = named_parameters(self._model)
         params = {n: parameters[n].detach() for n in self._start}
         mean = {n: (total / self._points).to(params[n]) for n, total in self._sums.items()}
-        metric = {n: p for n, p in adam_metric(self._optimizer, self._model).items() if n in params}
+        metric = {n: total / self._points for n, total in self._scales.items()}
         carried = self._momentum.take_carried()
         moved = {n: to_float64(p) - self._start[n] - carried.get(n, 0.0) for n, p in params.items()}
         scaled = {
-            n: (change * metric.get(n, 1.0) + self._uneven_weights(n)) * (time / self._times[n])
+            n: self._scaled(n, change, metric.get(n)) * (time / self._times[n])
             for n, change in moved.items()
         }
-        drift = norm(
-            {
-                n: moved[n] * (p - self._metric.get(n, 0.0)) / self._times[n]
-                for n, p in metric.items()
-            }
-        )
         columns = {
             regularizer: {name: _divide(total, self._points) for name, total in sums.items()}
             for regularizer, sums in self._column_sums.items()
@@ -204,17 +203,20 @@ class EpochAverages:
             for n, total in self._products.items()
         }
         updates, sizes = self._points, self._sizes.last(max(self._points, FEWEST_UPDATES))
-        facts = (metric, drift, products, used, updates, sizes)
+        facts = (metric, products, used, updates, sizes)
         self._epochs.append(Epoch(mean, scaled, time, columns, *facts))
         self._start_epoch()
 
-    def _uneven_weights(self, name: str) -> Tensor:
-        """Σ_t (τ_t − τ̄) f_t: what unequal flow times τ_t add to the weight of single forces f_t.
+    def _scaled(self, name: str, moved: Tensor, metric: Tensor | None) -> Tensor:
+        """−τ̄ Σ f_t of the forces f_t of all updates, and whatever else moved the weights.
 
-        Added to −Σ τ_t f_t, it leaves −Σ τ̄ f_t.
+        Their own steps are −τ_t f_t, of unequal size, or −τ_t f_t/(√v̂_t + ε) after Adam, where v̂_t
+        contains the batch of f_t: a mean of such steps is not the mean of their forces. What else
+        moved the weights is therefore what remains of the displacement, times the mean metric.
         """
+        other = moved + self._steps[name]
         mean_time = self._times[name] / self._points
-        return self._timed_forces[name] - mean_time * self._forces[name]
+        return (other if metric is None else other * metric) - mean_time * self._forces[name]
 
     def target(self, objective: Objective, *, samples: Sequence[Objective] | None = None) -> Target:
         """−∇L(θ̄) − Δθ/time of every recorded epoch: one pass over the data each.
@@ -398,7 +400,6 @@ def _with_means(point: TargetPoint, epoch: Epoch) -> TargetPoint:
     facts = replace(
         point.facts,
         unsettled={r.name: _gradient_spread(r, means, params) for r, means in columns.items()},
-        burn_in=math.hypot(point.facts.burn_in, epoch.metric_drift),
         clipped=clipped_part(epoch.sizes, epoch.updates),
     )
     averaged = {r: _join_means(r, means, params) for r, means in columns.items()}

@@ -284,6 +284,8 @@ class Update(NamedTuple):
     """Its gradient with weight decay: g + wθ, or g + (√v̂ + ε) w θ where AdamW decouples it."""
     carried: Tensor | None = None
     """What momentum added to the displacement; None without momentum."""
+    scale: Tensor | None = None
+    """√v̂ + ε of Adam, by which the force was divided; None of SGD."""
 
 
 class Momentum:
@@ -394,7 +396,8 @@ def _adam_update(
     moved = mean / (1 - momentum ** float(state["step"])) / scale
     decay = float(group["weight_decay"]) if group.get("decoupled_weight_decay") else 0.0
     start = (end + rate * moved) / (1 - rate * decay)
-    return Update(start, gradient + decay * scale * start, rate * (gradient / scale - moved))
+    carried = rate * (gradient / scale - moved)
+    return Update(start, gradient + decay * scale * start, carried, scale)
 
 
 def _members(optimizer: Optimizer) -> Iterable[tuple[Tensor, dict[str, Any]]]:
