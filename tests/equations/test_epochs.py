@@ -79,6 +79,10 @@ def test_averaged_epochs_equal_those_of_an_ensemble(name):
     assert len(averages) == 2
     equations = averages.equations(tacit.Objective(model, F.mse_loss, (X, y)), [lasso, ridge])
     gram, expected_gram = (e.factor().T @ e.factor() for e in (equations, expected))
+    if name == "adam":  # ensembles multiply Adam's displacement by √v̂ at the end of the epoch
+        assert torch.allclose(gram[:-1, :-1], expected_gram[:-1, :-1], rtol=1e-8)
+        assert torch.allclose(gram[-1], expected_gram[-1], rtol=0.2)
+        return
     assert torch.allclose(gram, expected_gram, rtol=1e-8)
     fit, expected_fit = tacit.fit(equations), tacit.fit(expected)
     assert fit.strengths == pytest.approx(expected_fit.strengths, rel=1e-8)
@@ -208,7 +212,7 @@ def test_groups_with_their_own_rates_and_decays_are_exact(wrap, closure):
         averages.end_epoch()
 
 
-def adamw_run(seed, *, epochs=40, recorded=10, rate=1e-2, decays=(0.3, 0.6)):
+def adamw_run(seed, *, epochs=40, recorded=10, rate=1e-2, decays=(0.3, 0.6), beta=0.999):
     """Minibatches, cosine schedule, one decay per layer, biases exempt."""
     generator = torch.Generator().manual_seed(seed)
     torch.manual_seed(seed)
@@ -223,7 +227,7 @@ def adamw_run(seed, *, epochs=40, recorded=10, rate=1e-2, decays=(0.3, 0.6)):
         {"params": matrices, "weight_decay": decays[1], "lr": 0.7 * rate},
         {"params": [p for p in model.parameters() if p.ndim == 1], "weight_decay": 0.0},
     ]
-    optimizer = torch.optim.AdamW(groups, lr=rate)
+    optimizer = torch.optim.AdamW(groups, lr=rate, betas=(0.9, beta))
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs * 16)
     averages = average_epochs(model, optimizer, epochs=recorded)
     for _ in range(epochs):
@@ -276,13 +280,20 @@ def test_the_metric_of_decoupled_decay_is_that_of_each_epoch():
     assert by_layer.factor()[:, 0].norm() == pytest.approx(equations.factor()[:, 0].norm())
 
 
-def test_averages_that_still_settle_are_named_and_later_epochs_are_not():
-    averages, objective, penalties = adamw_run(3, epochs=1, recorded=1)
+@pytest.mark.slow
+@pytest.mark.parametrize("beta", [0.999, 0.95])
+@pytest.mark.parametrize("seed", [2011, 2012])
+def test_steps_that_are_divided_by_their_own_gradient_have_no_bias(seed, beta):
+    # √v̂ contains the batch that it divides: a mean of steps times the last √v̂ has a bias, and a
+    # large error at β₂ = 0.95.
+    averages, objective, penalties = adamw_run(seed, decays=(0.05, 0.1), beta=beta)
     fit = tacit.fit(averages.equations(objective, list(penalties)))
-    assert any("still settling" in p.message for p in fit.problems)
-    averages, objective, penalties = adamw_run(3, epochs=30, recorded=1)
-    fit = tacit.fit(averages.equations(objective, list(penalties)))
-    assert not any("still settling" in p.message for p in fit.problems)
+    for penalty, strength in penalties.items():
+        low, high = fit.intervals()["training"][penalty.name]
+        assert low < strength < high
+        assert fit.strengths[penalty.name] == pytest.approx(strength, rel=0.1)
+    assert not fit.problems
+    assert fit.explained > 0.99
 
 
 class Lookahead(Wrapped):
