@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from tacit.display import Column, Format, Note, Summary, Table, render
+from tacit.display.numbers import show_interval
 from tacit.equations.sources import Family
 from tacit.errors import InputError, Problem, ProblemKind
 from tacit.fitting.error_bars import KINDS, ErrorBars, welch_freedoms
@@ -346,7 +347,7 @@ def _describe(difference: FitDifference, kind: str) -> Iterator[Note]:
         yield Note("FitDifference.intervals() has the intervals.", is_detail=True)
         return
     shown = ", ".join(
-        f"{name} [{low:.4g}, {high:.4g}]"
+        f"{name} {show_interval(low, high)}"
         for name, (low, high) in intervals.items()
         if math.isfinite(high - low)
     )

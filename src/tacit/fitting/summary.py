@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from tacit.display import Column, Note, Summary, Table
+from tacit.display.numbers import show_interval
 from tacit.errors import Problem, ProblemKind
 from tacit.fitting.error_bars import KINDS, ErrorBars
 from tacit.fitting.evidence import MIN_EXPLAINED
@@ -263,7 +264,7 @@ def _intervals(fit: "Fit", bars: ErrorBars) -> list[Note]:
         text = f"Fit.standard_errors[{bars.kind!r}] and Fit.intervals() have the numbers."
         return [Note(text, is_detail=True)]
     shown = ", ".join(
-        f"{name} –" if math.isnan(low) else f"{name} [{low:.4g}, {high:.4g}]"
+        f"{name} –" if math.isnan(low) else f"{name} {show_interval(low, high)}"
         for name, (low, high) in intervals.items()
     )
     return [Note(f"95 % intervals: {shown}", is_detail=True)]

@@ -5,6 +5,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from tacit.display import Column, Note, Summary, Table
+from tacit.display.numbers import show_with_interval
 
 if TYPE_CHECKING:
     from tacit.identifiability.screening import Group, Screen, ScreenRow
@@ -76,8 +77,7 @@ def _strength(row: "ScreenRow") -> str:
         return "–"
     if row.interval is None or not all(map(math.isfinite, row.interval)):
         return f"{row.strength:.4g}"
-    low, high = row.interval
-    return f"{row.strength:.4g} [{low:.3g}, {high:.3g}]"
+    return show_with_interval(row.strength, *row.interval)
 
 
 def _notes(screen: "Screen") -> list[Note]:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from tacit.display import Column, Note, Summary, Table
+from tacit.display.numbers import show_with_interval
 from tacit.errors import Problem
 from tacit.fitting.fit_rows import strength_rows
 from tacit.fitting.summary import lead, merge_similar
@@ -75,5 +76,4 @@ def _strength(fit: "Fit", name: str) -> str:
     interval = interval_of(fit, name)
     if interval is None:
         return f"{fit.strengths[name]:.3g}"
-    low, high = interval
-    return f"{fit.strengths[name]:.3g} [{low:.2g}, {high:.2g}]"
+    return show_with_interval(fit.strengths[name], *interval)
