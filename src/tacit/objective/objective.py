@@ -11,11 +11,12 @@ from torch import Tensor, nn
 from tacit.errors import InputError, check_choice, check_type, check_whole
 from tacit.objective import derivatives, per_example
 from tacit.objective.batches import (
+    is_empty,
     needs_batch_size,
     open_batches,
     tensors_in,
 )
-from tacit.objective.checks import check_probe, check_statistics
+from tacit.objective.checks import check_probe, check_split, check_statistics
 from tacit.objective.compared import ComparedDerivatives
 from tacit.objective.few_examples import loss_of_few
 from tacit.objective.losses import (
@@ -51,6 +52,7 @@ from tacit.objective.params import (
 from tacit.objective.passes import Derivative, Passes, PassResult, move_by
 from tacit.objective.per_example import DirectionalDerivatives
 from tacit.objective.randomness import seed_reading, takes_noise
+from tacit.objective.ranks import Ranks, on_its_ranks, ranks_of
 from tacit.objective.rereading import check_rereadable, keeps_order
 from tacit.objective.rounding import measure_rounding
 from tacit.objective.scale import Scale
@@ -145,6 +147,10 @@ class Objective:
         self.paired: bool = self.loss is None and takes_noise(reader.function, training, draws)
         """Whether batch_loss takes its noise, so that draws 2j and 2j+1 are mirror images."""
         self.loss_name: str = getattr(reader.function, "__name__", type(reader.function).__name__)
+        self.ranks: Ranks = ranks_of(model)
+        """The processes that share the model, each with examples of its own."""
+        if self.ranks.count > 1 and is_empty(data):
+            data, weights = [], None  # the others have some
         batches = open_batches(data, weights, batch_size, shuffled=grouped)
         devices = {p.device for p in model.parameters()}
         streamed = batches.source is not None
@@ -152,18 +158,23 @@ class Objective:
         passes = Passes(
             model, reader, batches, self.loss_name, training, draws, seed, self.paired,
             batch_norm=self.batch_norm, redraws_data=self._redraws or grouped,
-            sums=SUMS[accumulate],
+            sums=SUMS[accumulate], ranks=self.ranks,
         )  # fmt: skip
+        check_split(passes)
         self.regroups: bool = grouped and passes.regroups()
         """Whether draws differ in which examples share a batch."""
         self.random: bool = training or self.regroups
         """Whether draws differ: in dropout and the like, or in which examples share a batch."""
         check_draws(draws, fixed=grouped and not self.random)
         self._passes = passes if self.random else replace(passes, draws=1)
-        self._probe = check_probe(self._passes, self.point())
+        with self.ranks:
+            self._probe = check_probe(self._passes, self.point())
+        self._passes = replace(self._passes, spare=self._probe)
         if batch_norm != "running":
             check_statistics(self._passes, self.point(), self._probe[0])
         self._count: int | None = None
+        self._shares: tuple[int, ...] = ()
+        """How many of the examples every process has, once they were counted."""
         self._facts = Facts()
         self.compared: ComparedDerivatives = ComparedDerivatives(self._passes, self._probe)
         """Its higher derivatives, compared with finite differences."""
@@ -242,7 +253,10 @@ class Objective:
     @property
     def count(self) -> int:
         """How many examples (or tokens) the mean is over."""
-        return self._run(self.point()).examples if self._count is None else self._count
+        if self._count is None:
+            with self.ranks:
+                return self._run(self.point()).examples
+        return self._count
 
     def point(self, params: Mapping[str, Tensor] | None = None, *, what: str = "params") -> Params:
         """The point to evaluate at: the given parameters, checked, or the model's current ones.
@@ -252,6 +266,7 @@ class Objective:
         statistics = running_statistics(self.model) if self.batch_norm == "running" else ()
         return point_of(self.model, params, what=what, statistics=statistics)
 
+    @on_its_ranks
     def value(self, params: Mapping[str, Tensor] | None = None) -> float:
         """L(θ)."""
         return self._run(self.point(params)).value
@@ -267,6 +282,7 @@ class Objective:
         result = self.differentiate(params, draws=draws)
         return result.value, result.derivative
 
+    @on_its_ranks
     @torch.inference_mode(mode=False)
     def differentiate(
         self,
@@ -281,6 +297,7 @@ class Objective:
         """
         return self._run(self.point(params), derivative, draws)
 
+    @on_its_ranks
     @torch.inference_mode(mode=False)
     def hvp(
         self, direction: Mapping[str, Tensor], params: Mapping[str, Tensor] | None = None
@@ -298,6 +315,7 @@ class Objective:
                 point, lambda mean, leaves: derivatives.hessian_product(mean, leaves, vector)
             ).derivative
 
+    @on_its_ranks
     @torch.inference_mode(mode=False)
     def curvature(self, directions: Sequence[Params], params: Params | None = None) -> float:
         """Σ_v vᵀH(θ)v over directions v, in one pass."""
@@ -308,6 +326,7 @@ class Objective:
             entries = self._run(point, partial(curvatures, directions=directions)).derivative
         return float(sum(e.sum() for e in entries.values()))
 
+    @on_its_ranks
     @torch.inference_mode(mode=False)
     def curvature_gradient(
         self, directions: Sequence[Params], params: Params | None = None
@@ -323,6 +342,7 @@ class Objective:
             wrong = self.compared.wrong_thirds(point)
             return sum_of_gradients(self._run, point, directions, wrong)
 
+    @on_its_ranks
     def directional_derivatives(
         self,
         directions: Sequence[Params],
@@ -352,6 +372,7 @@ class Objective:
         self._check_count(len(result.values))
         return result
 
+    @on_its_ranks
     @torch.inference_mode(mode=False)
     def rounding(self, params: Mapping[str, Tensor] | None = None) -> dict[str, float]:
         """Norm, by tensor, of the change of ∇L when every weight moves by its last digit.
@@ -362,6 +383,7 @@ class Objective:
         """
         return measure_rounding(self._passes, self.point(params), self._probe)
 
+    @on_its_ranks
     @torch.inference_mode(mode=False)
     def loss_of_few(self, params: Params) -> float:
         """The loss on a few examples, always the same ones: for comparisons of points."""
@@ -372,6 +394,7 @@ class Objective:
 
         One pass for all points, because a shuffling loader changes its order with every pass.
         """
+        self._check_alone("predictions for all examples")
         passes, target = self._passes, None
         checked = [self.point(point) for point in points]
         outputs: list[list[Tensor]] = [[] for _ in points]
@@ -421,6 +444,7 @@ class Objective:
         For quantities that are not mean losses (activations, outputs). With probe=True only the
         few examples that the constructor checked are visited.
         """
+        self._check_alone("quantities that are not mean losses")
         passes = self._passes
         if self._redraws and passes.draws > 1 and not probe:
             raise InputError(
@@ -434,6 +458,7 @@ class Objective:
                     params, lambda model, _, b=batch, w=weights, i=index: use(model, b, w, i)
                 )
 
+    @on_its_ranks
     def describe(self, params: Params) -> dict[str, Any]:
         """Facts about the model, the loss and the data, for the header of a summary."""
         parameters = list(self.model.parameters())
@@ -465,10 +490,18 @@ class Objective:
             passes = replace(passes, move=move_by(self._shift(params)))
         result = passes.run(params, derivative, draws, look)
         self._check_count(result.examples)
-        if first is not None:
+        if first is not None:  # all processes check what one of them has collected
+            first = self.ranks.first(first if first.batches else None) or first
             self._facts = first.finish(self._checked_passes, params)
-        self._count = result.examples
+        self._count, self._shares = result.examples, result.shares
         return result
+
+    def _check_alone(self, what: str) -> None:
+        if self.ranks.count > 1:
+            raise InputError(
+                f"{what} are computed in one process, and {self.ranks.count} share this model: "
+                "gather the full state dict and load it into an unwrapped copy of the model."
+            )
 
     def _check_unshifted(self) -> None:
         if self._shift is not None:
