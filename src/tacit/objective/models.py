@@ -73,6 +73,7 @@ def named_modules(model: nn.Module) -> dict[str, nn.Module]:
 
 def named_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     """The parameters by their own names, tied ones once: as torch's, without wrappers' prefixes."""
+    reshard(model)
     return _first_names(walk_modules(model), "_parameters")
 
 

@@ -354,10 +354,11 @@ class Objective:
     ) -> DirectionalDerivatives:
         """D ℓ_i(θ)[v_j] of every example i and direction j; with a base D²ℓ_i(θ)[v_j, base].
 
-        One pass, in the order of the data. A direction is zero at the names that it leaves out.
-        With one sign s_i per example, Σ s_i w_i ∇ℓ_i is returned too; the w_i are the weights of
-        the examples, or 1. In forward mode that takes a backward pass over the batches with signs
-        other than 0, and else hardly anything.
+        One pass, in the order of the data, process after process where several share the model. A
+        direction is zero at the names that it leaves out. With one sign s_i per example,
+        Σ s_i w_i ∇ℓ_i is returned too; the w_i are the weights of the examples, or 1. In forward
+        mode that takes a backward pass over the batches with signs other than 0, and else hardly
+        anything.
         """
         self._check_unshifted()
         if self.regroups and len(range(self.draws) if draws is None else draws) > 1:
@@ -365,6 +366,9 @@ class Objective:
                 "the draws of batch_norm='batch' share their examples, so that the batches of "
                 "several draws are no independent sample: score an objective with draws=1."
             )
+        if signs is not None and self.ranks.count > 1:
+            start = sum(self._shares[: self.ranks.number])
+            signs = signs[start : start + self._shares[self.ranks.number]]
         result = per_example.directional_derivatives(
             self._passes, self.point(params), self._probe, directions, draws=draws, base=base,
             signs=signs,

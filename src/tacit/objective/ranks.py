@@ -6,7 +6,6 @@ several processes have the same rows. Each computes with what it has. Only numbe
 few columns, and what the model itself gathers travel between them.
 """
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar, Token
@@ -106,16 +105,22 @@ class Ranks(AbstractContextManager["Ranks"]):
         parts = self.gather_parts(torch.tensor(number, dtype=torch.float64))
         return float(torch.stack(parts).max())
 
+    def place(self, part: Tensor) -> tuple[int, slice]:
+        """How many entries a tensor has in all processes, and which of them are here."""
+        if self.shards is None:
+            return part.numel(), slice(0, part.numel())
+        sizes = [int(size) for size in self.gather_parts(torch.tensor(part.numel()))]
+        start = sum(sizes[: self.part])
+        return sum(sizes), slice(start, start + sizes[self.part])
+
     def whole(self, part: Tensor) -> tuple[Tensor, slice]:
         """A whole tensor from the rows of every process, and which of its entries are here."""
         heights = self.gather_parts(torch.tensor(len(part)))
         tallest, inner = max(map(int, heights)), part.shape[1:]
-        sizes = [int(height) * math.prod(inner) for height in heights]
         padded = torch.cat([part, part.new_zeros(tallest - len(part), *inner)])
         rows = zip(self.gather_parts(padded), heights, strict=True)
         whole = torch.cat([there[: int(height)] for there, height in rows])
-        start = sum(sizes[: self.part])
-        return whole, slice(start, start + sizes[self.part])
+        return whole, self.place(part)[1]
 
     @property
     def share(self) -> float:
