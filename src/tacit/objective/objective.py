@@ -27,7 +27,6 @@ from tacit.objective.losses import (
     LossPerBatch,
     MeanLoss,
     WholeBatches,
-    split_batch,
     whole_batches,
 )
 from tacit.objective.models import (
@@ -58,6 +57,7 @@ from tacit.objective.rounding import measure_rounding
 from tacit.objective.scale import Scale
 from tacit.objective.survey import Facts, Survey
 from tacit.objective.third_order import curvatures, sum_of_gradients
+from tacit.objective.visits import Visit, predict, visit
 
 BATCH_SIZE = 1024
 """Rows of data in tensors that go through the model at once, unless batch_size= is passed."""
@@ -398,25 +398,7 @@ class Objective:
 
         One pass for all points, because a shuffling loader changes its order with every pass.
         """
-        self._check_alone("predictions for all examples")
-        passes, target = self._passes, None
-        checked = [self.point(point) for point in points]
-        outputs: list[list[Tensor]] = [[] for _ in points]
-        # With gradients, because some models differentiate in themselves (forces from energies).
-        with passes.prepared(training=False), torch.enable_grad():
-            for batch, _ in passes.read():
-                for params, outputs_here in zip(checked, outputs, strict=True):
-                    output = None
-                    if self.loss is not None:
-                        inputs, target = split_batch(batch)
-                        output = passes.call(params, lambda model, _, i=inputs: model(*i))
-                    if not isinstance(output, Tensor):
-                        raise InputError(
-                            "predictions need one tensor model(*inputs), and a loss(output, "
-                            "target). Pass outputs=, a function from parameters to predictions."
-                        )
-                    outputs_here.append(output.detach())
-        return [torch.cat(batch_outputs) for batch_outputs in outputs], target
+        return predict(self._passes, self.loss, [self.point(point) for point in points])
 
     def repeats_order(self, *, shuffled: bool = True) -> bool:
         """Whether every pass begins with the same batch, as far as can be observed.
@@ -439,7 +421,7 @@ class Objective:
     def for_each_batch(
         self,
         params: Params,
-        use: Callable[[nn.Module, Any, Tensor | None, int], None],
+        use: Visit,
         *,
         probe: bool = False,
     ) -> None:
@@ -448,19 +430,8 @@ class Objective:
         For quantities that are not mean losses (activations, outputs). With probe=True only the
         few examples that the constructor checked are visited.
         """
-        self._check_alone("quantities that are not mean losses")
-        passes = self._passes
-        if self._redraws and passes.draws > 1 and not probe:
-            raise InputError(
-                f"the data is drawn anew for each of {passes.draws} draws, and what is computed "
-                "here needs one reading of it: pass an objective of the data without augmentation."
-            )
-        with passes.prepared(training=False), torch.enable_grad():
-            pairs = [passes.to_model(self._probe)] if probe else passes.read()
-            for index, (batch, weights) in enumerate(pairs):
-                passes.call(
-                    params, lambda model, _, b=batch, w=weights, i=index: use(model, b, w, i)
-                )
+        drawn = self._redraws and self._passes.draws > 1
+        visit(self._passes, params, use, self._probe if probe else None, drawn=drawn)
 
     @on_its_ranks
     def describe(self, params: Params) -> dict[str, Any]:
@@ -499,13 +470,6 @@ class Objective:
             self._facts = first.finish(self._checked_passes, params)
         self._count, self._shares = result.examples, result.shares
         return result
-
-    def _check_alone(self, what: str) -> None:
-        if self.ranks.count > 1:
-            raise InputError(
-                f"{what} are computed in one process, and {self.ranks.count} share this model: "
-                "gather the full state dict and load it into an unwrapped copy of the model."
-            )
 
     def _check_unshifted(self) -> None:
         if self._shift is not None:

@@ -140,7 +140,8 @@ class Passes:
             batch, weights = self.to_model(pair)
             # Batches of any structure may hold -inf, in additive attention masks.
             batches.check_batch_finite(batch, index, masks=not isinstance(self.loss, MeanLoss))
-            yield batch, weights
+            if batches.row_count(batch) != 0:
+                yield batch, weights
 
     def read_in_step(self, draw: int) -> Iterator[tuple[int, BatchPair, bool]]:
         """Number (of all processes), batch and whether it counts; see `Ranks.in_step`."""

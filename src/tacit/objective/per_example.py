@@ -68,6 +68,7 @@ class _FirstOrder:
     together: "AllDirections | None" = None
     """By forward mode along all directions at once, where that is possible."""
     reverse_worked: bool = False
+    sum_checked: bool = False
     reverse_error: str | None = None
 
     def of_batch(self, evaluate: Evaluate) -> tuple[Tensor, Tensor | None]:
@@ -131,9 +132,10 @@ class _FirstOrder:
         for j in range(len(self.directions)):
             direction = self.directions[j]
             (column,) = _along(gradients, direction, [u])
-            if not self.reverse_worked:
+            if not self.sum_checked:
                 check_sum(u, column, gradients, direction)
             columns.append(column)
+        self.sum_checked = True
         self.signed_sum.add(gradients)
         return to_float64(torch.stack(columns, dim=1))
 
@@ -272,7 +274,10 @@ def directional_derivatives(
     if passes.redraws_data and passes.draws > 1:
         check_draws_align(passes.batches, passes.devices)
     first_order = _FirstOrder(leaves, directions, SignedSum(signs, params, len(draws)))
-    whole = passes.ranks.shards is None  # what is compared below needs all rows of a parameter
+    # What is compared below needs all rows of a parameter; and where processes share them, no
+    # other way is tried after an error of one of them.
+    whole = passes.ranks.shards is None
+    first_order.reverse_worked = not whole
 
     second_order = None
     if base is not None:

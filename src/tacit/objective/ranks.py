@@ -199,7 +199,7 @@ def on_its_ranks(function: Callable[Arguments, Value]) -> Callable[Arguments, Va
 def ranks_of(model: nn.Module) -> Ranks:
     """The processes that share a model; only this one where it is not distributed."""
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
-    meshes = {id(p.device_mesh): p for p in model.parameters() if is_sharded(p)}
+    meshes: dict[Any, Any] = {p.device_mesh: p for p in model.parameters() if is_sharded(p)}
     if meshes:
         if len(meshes) > 1:
             raise InputError(
