@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 MOST_DOTS, MOST_READ = 3000, 200_000
 """Parameters that are drawn one by one; above, cells are drawn as dark as they have parameters, and
 of more than the second number only every second, third, … parameter is read."""
-LONGEST = 24
+LONGEST = 16
 """Letters of a name."""
 LABELS = {
     "endpoint": ("fitted penalty, Σ λ̂ ∂R/∂θ", "negative loss gradient, −∂L/∂θ"),

@@ -58,7 +58,7 @@ def _group_rows(group: "Group", by_name: dict[str, "ScreenRow"]) -> list[tuple[s
     rows = []
     for place, name in enumerate(group.members[:MOST_SHOWN]):
         row = by_name[name]
-        parts = (f"{part:.3f}" for part in (row.alone, row.added, row.held_out))
+        parts = (f"{part:z.3f}" for part in (row.alone, row.added, row.held_out))
         p = _p_value(group.p) if place == 0 else ""
         rows.append((name + (" *" if row.chosen else ""), *parts, p, _strength(row)))
     if (more := len(group.members) - MOST_SHOWN) > 0:
