@@ -15,6 +15,7 @@ from tacit import InputError
 from tacit.display import figures
 from tacit.display.figures import COLUMN
 from tacit.fitting.fit_plot import MOST_COLUMNS, MOST_LAYERS, MOST_ROWS
+from tacit.reporting.fit_report import describe_strengths
 
 
 def texts(figure):
@@ -88,6 +89,24 @@ def test_strengths_that_are_not_determined_say_so():
     design = draw(1, 30, 2)
     fit = tacit.fit(equations(torch.cat([design, design[:, :1]], 1), draw(2, 30, 3)))
     assert texts(fit.plot()).count("not determined") == 2
+
+
+def test_an_infinite_interval_goes_from_end_to_end(tmp_path):
+    fit = noisy_fit()
+    bars = fit.error_bars["draws"]
+    covariance = bars.covariance.clone()
+    covariance[0, 0] = torch.inf
+    fit = fit.with_error_bars(replace(bars, covariance=covariance))
+    figure = fit.plot()
+    infinite, finite = (axes.get_lines()[0] for axes in figure.get_axes())
+    assert infinite.get_transform() == figure.get_axes()[0].get_yaxis_transform()
+    assert tuple(infinite.get_xdata()) == (0, 1)  # parts of the panel
+    assert tuple(finite.get_xdata()) == fit.intervals()["draws"]["r1"]
+    assert_ready_for_print(figure, tmp_path)
+    assert (
+        describe_strengths(fit)[0]
+        == f"r0 has strength {fit.strengths['r0']:.3g}, and no finite interval"
+    )
 
 
 def test_of_many_strengths_those_of_largest_share_are_drawn(tmp_path):

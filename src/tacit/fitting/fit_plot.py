@@ -93,9 +93,11 @@ def _draw_group(axes: Any, fit: "Fit", names: list[str], kinds: list[str]) -> No
         ends.append(strength)
         for number, kind in enumerate(kinds):
             low, high = intervals[kind][name]
+            height = place + 0.5 * (number + 0.5) / len(kinds) - 0.25
+            height = place if len(kinds) == 1 else height
+            if math.isinf(high - low) and kind != "layers":
+                axes.axhline(height, zorder=2, **_stroke(number, kind))  # from end to end
             if math.isfinite(high - low):
-                height = place + 0.5 * (number + 0.5) / len(kinds) - 0.25
-                height = place if len(kinds) == 1 else height
                 axes.plot([low, high], [height] * 2, zorder=2, **_stroke(number, kind))
                 ends += [low, high]
         axes.plot(

@@ -94,6 +94,8 @@ def describe_strengths(fit: "Fit") -> list[str]:
                 rounded = round_with_ends(strength, low, high)
                 shown, low_end, high_end = (text.replace("-", "−") for text in rounded)
                 interval = f", 95 % interval {low_end} to {high_end} for {KINDS[kind]}"
+        elif any(math.isinf(by_name[name][1]) for by_name in intervals.values()):
+            interval = ", and no finite interval"
         shown = f"({shown})" if is_doubtful(fit) else shown
         texts.append(f"{name} has strength {shown}{interval}")
     return texts
