@@ -34,7 +34,8 @@ def summarize_screen(screen: "Screen") -> Summary:
     by_name = {row.name: row for row in screen.table}
     rows = [row for group in shown for row in _group_rows(group, by_name)]
     if (hidden := len(screen.groups) - len(shown)) > 0:
-        rows.append((f"… and {hidden} more groups, none of them confirmed: see screen.table",))
+        ending = "s, none of them" if hidden > 1 else ", not"
+        rows.append((f"… and {hidden} more group{ending} confirmed: see screen.table",))
     return Summary(
         title=f"tacit: screen of {len(screen.table)} candidates, over {count} {UNITS[kind]}",
         lead=(screen.reason,),
