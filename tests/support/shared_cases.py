@@ -4,12 +4,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from support.models import random_data, tanh_mlp
-from support.processes import number, own, processes, share
 from torch import nn
 from torch.nn import functional as F
 
 import tacit
+from support.models import random_data, tanh_mlp
+from support.processes import number, own, processes, share
 from tacit import regularizers, techniques
 from tacit.regularizers import metric_ridge, optimizer_penalties
 
@@ -93,7 +93,9 @@ def endpoints(kind: str) -> Iterator[tuple[str, Any]]:
         scores = tacit.score_examples(fit)
         yield name, describe(fit.with_error_bars(scores.error_bars(), *scores.problems))
     weights = torch.linspace(0.5, 2, len(DATA[0])).double()[own(len(DATA[0]), kind)]
-    fit = tacit.fit(tacit.endpoint_equations(objective_of(model, kind, weights=weights), tacit.l2()))
+    fit = tacit.fit(
+        tacit.endpoint_equations(objective_of(model, kind, weights=weights), tacit.l2())
+    )
     yield "weights", describe(fit.with_error_bars(tacit.score_examples(fit).error_bars()))
 
 

@@ -68,15 +68,24 @@ class Ranks(AbstractContextManager["Ranks"]):
             return [value]
         return _gather_objects(value, self.everyone)
 
+    def gather_numbers(self, number: float) -> list[float]:
+        """A number of every process, in their order; faster than an object."""
+        if self.everyone is None:
+            return [number]
+        here = torch.tensor([number], dtype=torch.float64, device=self.device)
+        numbers = [torch.empty_like(here) for _ in range(self.count)]
+        _distributed().all_gather(numbers, here, group=self.everyone)
+        return [float(there) for there in numbers]
+
     def first(self, value: Item | None) -> Item | None:
         """The object of the first process that has one."""
         if self.everyone is None:
             return value
-        has_one = [has for (has,) in self.gather((value is not None,))]
+        has_one = self.gather_numbers(value is not None)
         if not any(has_one):
             return None
         values = [value]
-        source = has_one.index(True)
+        source = has_one.index(1)
         _distributed().broadcast_object_list(
             values, group=self.everyone, group_src=source, device=self.device
         )
@@ -167,9 +176,10 @@ class Ranks(AbstractContextManager["Ranks"]):
                 item = next(items, None)
             except Exception as caught:  # raised again by check
                 error = caught
-            self.check(error)
-            has_one = self.gather(item is not None)
-            if not any(has_one):
+            states = self.gather_numbers(2 if error else int(item is not None))
+            if max(states) == 2:
+                self.check(error)
+            if not any(states):
                 return
             yield (spare, False) if item is None else (item, True)
 

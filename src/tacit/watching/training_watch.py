@@ -26,7 +26,7 @@ from tacit.errors import InputError, Problem, check_number, check_type, check_wh
 from tacit.fitting.fits import Fit, fit
 from tacit.objective.models import trainable
 from tacit.objective.objective import Objective, check_objective
-from tacit.objective.params import Params, shorten
+from tacit.objective.params import Params, entries, shorten
 from tacit.objective.samples import sample, units_of
 from tacit.regularizers.family import Regularizer
 from tacit.regularizers.weight_decay import unwrap_optimizer
@@ -91,6 +91,7 @@ class Watch:
         self._inner, self._units = unwrap_optimizer(optimizer), units_of(objective)
         self._schedule, self._steps = schedule, steps
         self._clock = Clock({p.device for p in model.parameters()})
+        self._ranks = objective.ranks
         self.rows: list[WatchRow] = []
         """In order."""
         self.updates = 0
@@ -260,7 +261,9 @@ class Watch:
 
     def _begin_window(self) -> None:
         self.position = 0
-        observed = self._schedule.begin(self._clock.training, self._clock.watching)
+        observed = self._schedule.begin(
+            self._agreed(self._clock.training), self._agreed(self._clock.watching)
+        )
         first = not (self._schedule.window or self.updates)
         self._is_trial = first and not observed and self._schedule.budget is not None
         self._attach(recording=observed or self._is_trial)
@@ -298,7 +301,7 @@ class Watch:
     def _end_trial(self) -> None:
         """Stop recording after a few updates, which showed what that takes."""
         self._is_trial = False
-        self._schedule.trial = self._clock.watching / self.position
+        self._schedule.trial = self._agreed(self._clock.watching / self.position)
         self._attach(recording=False)
 
     def _end_window(self) -> None:
@@ -311,7 +314,7 @@ class Watch:
         if self._recorded is not None:
             with self._clock.running():
                 self._evaluate(self._recorded)
-            seconds = self._clock.watching - sum(self._schedule.costs)
+            seconds = self._agreed(self._clock.watching - sum(self._schedule.costs))
         if self._schedule.end(seconds):
             with self._clock.running():
                 self._write_row()
@@ -323,14 +326,21 @@ class Watch:
         recorded.close()
         numbers = self._choose()
         samples = None
-        if len(numbers) < self._units.count:
-            samples = [sample(self._objective, self._units, numbers)]
+        if any(self._ranks.gather_numbers(len(numbers) < self._units.count)):
+            chosen = sample(self._objective, self._units, numbers) if len(numbers) else None
+            samples = [chosen or self._objective]
         target = recorded.target(self._objective, samples=samples)
-        self._remembered.append(_Observed(target, len(numbers), recorded.last_columns()))
-        parameters = sum(p.numel() for p in trainable(self._model).values())
+        examples = int(sum(self._ranks.gather_numbers(len(numbers))))
+        self._remembered.append(_Observed(target, examples, recorded.last_columns()))
+        with self._ranks:
+            parameters = self._ranks.share * entries(trainable(self._model))
         small = REMEMBERED * BYTES_PER_PARAMETER * parameters <= MOST_BYTES
         while len(self._remembered) > (REMEMBERED if small else MOST):
             self._remembered.popleft()
+
+    def _agreed(self, seconds: float) -> float:
+        """The time of the first process, so that all of several take the same decisions."""
+        return self._ranks.gather_numbers(seconds)[0]
 
     def _choose(self) -> Tensor:
         """The numbers of the units that ∇L of a window is taken on, drawn without replacement."""
