@@ -121,7 +121,8 @@ def overhead_of(name: str, loop: Loop, every: int, bound: float, *, quick: bool)
     total = sum(map(abs, times))
     excess = total / (len(times) * unobserved) - 1 if plain else 0.0
     measured = f"{excess:.1%} ({len(times)} updates of {unobserved * 1e3:.1f} ms"
-    measured += f", {len(times) - len(plain)} recorded; {len(watch.rows)} rows; its clock says {watch.overhead:.1%})"
+    measured += f", {len(times) - len(plain)} recorded; {len(watch.rows)} rows; "
+    measured += f"its clock says {watch.overhead:.1%})"
     watch.close()
     rows = [Row(f"watching {name} / training without", measured, excess, bound)]
     if not watch.rows:

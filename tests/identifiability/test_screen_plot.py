@@ -72,5 +72,5 @@ def test_every_format_has_the_verdict_and_the_candidates(format):
     text = make_screen().summary(format).replace("\\", "").replace("{[}", "[").replace("{]}", "]")
     for part in ("confirmed, with 90.0", "screen of 3 candidates", "l2[matrices]", "0.850"):
         assert part in text
-    assert "0.012 [0.011, 0.013]" in text
+    assert "0.0120 [0.0110, 0.0130]" in text
     assert make_screen()._repr_html_() == make_screen().summary("html")

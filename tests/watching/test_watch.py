@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
 import tacit
+from tacit.display.numbers import show_with_interval
 from tacit.regularizers import metric_ridge, optimizer_penalties
 
 DATA = random_data(0, count=96)
@@ -256,7 +257,7 @@ def test_rows_are_logged_and_printed():
     loop.train(8, watch.end_epoch)
     assert logged == watch.rows
     low, high = watch.rows[-1].fit.intervals()["training"]["l2"]
-    row = f"{watch.rows[-1].fit.strengths['l2']:.3g} [{low:.2g}, {high:.2g}]"
+    row = show_with_interval(watch.rows[-1].fit.strengths["l2"], low, high)
     assert row in str(watch)
     assert watch.rows[0].metrics("decay/")["decay/strength/l2"] == logged[0].fit.strengths["l2"]
 

@@ -9,6 +9,7 @@ from torch.nn import functional as F
 import tacit
 from tacit import InputError
 from tacit.display import FORMATS
+from tacit.display.numbers import show_with_interval
 
 
 def watched(regularizers, *, epochs=20):
@@ -77,7 +78,9 @@ def test_every_format_has_the_rows_and_the_problems_of_the_last_one(watch):
         text = watch.summary(format)
         for row in watch.rows:
             assert str(row.update) in text
-            assert f"{row.fit.strengths['smooth_l1']:.3g}".lstrip("-") in text
+            interval = row.fit.intervals()["training"]["smooth_l1"]
+            shown = show_with_interval(row.fit.strengths["smooth_l1"], *interval)
+            assert shown.partition(" ")[0].lstrip("-") in text
         for problem in watch.fit.problems:
             assert problem.kind in text
     assert watch._repr_html_() == watch.summary("html")
