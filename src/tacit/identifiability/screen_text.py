@@ -34,12 +34,19 @@ def summarize_screen(screen: "Screen") -> Summary:
     by_name = {row.name: row for row in screen.table}
     rows = [row for group in shown for row in _group_rows(group, by_name)]
     if (hidden := len(screen.groups) - len(shown)) > 0:
-        rows.append((f"… and {hidden} more groups, none of them confirmed: see screen.table",))
+        more = count_of(hidden, "more groups")
+        rows.append((f"… and {more}, not confirmed: see screen.table",))
     return Summary(
-        title=f"tacit: screen of {len(screen.table)} candidates, over {count} {UNITS[kind]}",
+        title=f"tacit: screen of {count_of(len(screen.table), 'candidates')}, over "
+        f"{count_of(count, UNITS[kind])}",
         lead=(screen.reason,),
         tables=(Table(COLUMNS, tuple(rows), tuple(_notes(screen))),),
     )
+
+
+def count_of(number: int, unit: str) -> str:
+    """`1 layer`, `2 layers`."""
+    return f"{number} {unit}" if number != 1 else f"1 {unit.removesuffix('s')}"
 
 
 def screen_rows(screen: "Screen") -> list[dict[str, Any]]:
