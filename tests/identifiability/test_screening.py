@@ -203,13 +203,13 @@ def test_columns_that_are_alike_are_one_group():
     assert sorted(map(sorted, tests.groups)) == [[0, 1, 3], [2]]
 
 
-def screen_of_two_alike(strengths, rest):
-    """Of columns of cosine 0.9 in ten layers, with a part of the target that is of neither."""
+def screen_of_two_alike(strengths, rest, own=0.33):
+    """Of columns that are alike in ten layers, with a part of the target that is of neither."""
     parts = []
     for i in range(10):
-        common = draw(10 + i, 40, 1)
-        design = torch.cat([common + 0.33 * draw(j + i, 40, 1) for j in (30, 50)], dim=1)
-        target = design @ torch.tensor(strengths)[:, None].double() + rest * draw(70 + i, 40, 1)
+        common = draw(210 + i, 40, 1)
+        design = torch.cat([common + own * draw(j + i, 40, 1) for j in (30, 50)], dim=1)
+        target = design @ torch.tensor(strengths)[:, None].double() + rest * draw(470 + i, 40, 1)
         parts.append((str(i), 0, 0, torch.cat([design, target], 1)))
     return tacit.screen(equations_of_parts(parts, 2))
 
@@ -226,7 +226,7 @@ def test_two_that_nearly_cancel_are_not_the_answer():
 
 
 def test_a_member_that_is_undecided_is_not_named_in_the_verdict():
-    screen = screen_of_two_alike([0.5, 0.5], rest=3.0)
+    screen = screen_of_two_alike([0.5, 0.5], rest=1.0, own=0.03)
     (group,) = screen.groups
     assert group.confirmed
     assert not group.named
