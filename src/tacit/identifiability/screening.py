@@ -18,7 +18,7 @@ from tacit.equations.equations import Equations
 from tacit.equations.target import Target, endpoint_target
 from tacit.errors import InputError, ProblemKind
 from tacit.fitting.error_bars import error_bars_from
-from tacit.fitting.evidence import CLEARLY_EXPLAINED
+from tacit.fitting.evidence import CLEARLY_EXPLAINED, MIN_EXPLAINED
 from tacit.fitting.fits import Fit, fit
 from tacit.fitting.solving import System
 from tacit.fitting.summary import jsonable
@@ -103,7 +103,8 @@ class Screen:
     verdict: Verdict
     """"answer": confirmed groups explain the target. "aligned": they explain a part of it, as
     unfinished training does, and are not the answer. "nothing": no group explains more than chance.
-    "ranked": too few clusters for a test. "no signal": the target is rounding or noise."""
+    "ranked": too few clusters for a test, or to tell the candidates apart. "no signal": the target
+    is rounding or noise."""
     groups: tuple[Group, ...]
     """Confirmed ones first."""
     table: tuple[ScreenRow, ...]
@@ -349,6 +350,13 @@ def _judge_none(tests: GroupTests) -> tuple[Verdict, str]:
             f"most is aligned with {most}, of which {telling} of {clusters} {kind} have equations "
             f"(zero weights have none). So few give no p-value below {least_p(telling):.2g}: "
             "candidates are ranked, and none is confirmed. Stack endpoints, or record more epochs."
+        )
+    if tests.explained([best]) >= MIN_EXPLAINED:
+        return "ranked", (
+            f"{most} explains most, but no group adds more than chance to all the others (p = "
+            f"{min(tests.p_values):.2g} at best): {count_of(clusters, kind)} are too few to tell, "
+            "so that candidates are ranked, and none is confirmed. Stack endpoints, or record more "
+            "epochs."
         )
     rest = "What is to be explained is no rounding"
     if tests.signal < 1:
