@@ -214,6 +214,22 @@ def test_other_hooks_of_the_optimizer_may_come_after(budget):
     assert [row.window for row in second.rows] == [4, 8, 12]
 
 
+@pytest.mark.parametrize("still", [{6}, {7}, {8}, {10, 11, 12}])
+def test_windows_at_rate_zero_are_passed_over(still):
+    """As at the end of a schedule; a row is of windows that follow each other."""
+    loop = Loop()
+    watch = loop.watch([tacit.l2()], every=4, budget=None)
+    for epoch in range(1, 15):
+        loop.optimizer.param_groups[0]["lr"] = 0.0 if epoch in still else 0.05
+        loop.train(1, watch.end_epoch)
+    assert len(watch.rows) >= 2
+    for row in watch.rows:
+        observed = {*range(row.window - row.examples // 96 + 1, row.window + 1)}
+        assert len(observed) >= 4
+        assert not observed & still
+        assert row.fit.strengths["l2"] == pytest.approx(0.05, rel=0.1)
+
+
 def test_the_first_few_updates_are_recorded_once_also_in_a_resumed_run():
     loop = Loop()
     watch = loop.watch([tacit.l2()], every=20, steps=40)

@@ -174,6 +174,11 @@ class EpochAverages:
             for name, column in regularizer.gradient(params).items():
                 _add(sums.setdefault(name, float64_zeros(params)), column)
 
+    @property
+    def has_moved(self) -> bool:
+        """Whether the current epoch had an update, of a step size above zero."""
+        return max(self._times.values()) > 0
+
     def end_epoch(self) -> None:
         """End the current epoch; call this after the last update of every epoch."""
         time = max(self._times.values())

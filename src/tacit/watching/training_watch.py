@@ -325,7 +325,8 @@ class Watch:
         if not self._schedule.window:
             self._schedule.trial *= self.position
         seconds = None
-        if self._recorded is not None:
+        # Nothing is to be seen of a window at rate zero, as at the end of a schedule.
+        if self._recorded is not None and self._recorded.has_moved:
             with self._clock.running():
                 self._evaluate(self._recorded)
             seconds = self._clock.watching - sum(self._schedule.costs)
