@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from tacit.equations.blocks import Block
+from tacit.equations.blocks import Block, join_parts
 from tacit.equations.candidates import BoundCandidates, Candidates
 from tacit.equations.equations import Equations
 from tacit.equations.factors import factor_of
 from tacit.equations.rows import Part, ScatterSum, read_block
-from tacit.objective.params import Params, norm
+from tacit.objective.params import Params, entries, norm
+from tacit.objective.ranks import current_ranks
 from tacit.regularizers.elementwise import l1, l2, smooth_l1
 from tacit.regularizers.family import join_columns
 from tacit.regularizers.weight_decay import ridge_in_metric
@@ -42,9 +43,8 @@ def other_families(params: Params, metric: Params) -> Candidates:
 
     Where the optimizer has a metric, ridge in it too: what AdamW's decay applies.
     """
-    entries = sum(p.numel() for p in params.values())
     # A tenth of a typical weight, to one digit.
-    beta = float(f"{norm(params) / max(entries, 1) ** 0.5 / 10:.0e}") or 1.0
+    beta = float(f"{norm(params) / max(entries(params), 1) ** 0.5 / 10:.0e}") or 1.0
     smooth = smooth_l1(beta, name=f"smooth_l1({beta:g})")
     in_metric = [ridge_in_metric(metric, name="metric_ridge(optimizer, model)")] if metric else []
     return Candidates((l2(name="l2()"), l1(name="l1()"), smooth, *in_metric), {})
@@ -60,6 +60,8 @@ def write_alternatives(
     targets = point.vectors
     if len(bound.columns.names) > MOST_COLUMNS:
         return []
+    if bound.gathers and current_ranks().shards is not None:
+        return []  # all processes would have to read the same slices
     columns = others.bind(point.params, metric=point.metric).columns
     wide = replace(bound, columns=join_columns([bound.columns, columns]))
     written = []
@@ -67,7 +69,7 @@ def write_alternatives(
         tensors = [n for n in wide.rows if (wide.params[n].ndim >= 2) == (kind == WEIGHTS)]
         if tensors:
             written.append(replace(_write_block(wide, tensors, targets), layer=kind))
-    return written
+    return join_parts(written)
 
 
 def leave_unexplained(equations: Equations) -> bool:
@@ -85,7 +87,8 @@ def _write_block(bound: BoundCandidates, names: Sequence[str], targets: Sequence
     width = len(columns) + len(targets)
     scatter = ScatterSum(bound, names, width)
     rows = sum(bound.params[name].numel() for name in names)
-    chosen = names[:: -(-len(names) // MOST_SLICES)]
+    present = [name for name in names if bound.params[name].numel()]
+    chosen = present[:: max(1, -(-len(present) // MOST_SLICES))]
     every = rows / max(1, sum(bound.params[name].numel() for name in chosen))
     by_device: dict[torch.device, list[Part]] = {}
     weights: dict[str, float] = {}

@@ -10,6 +10,7 @@ from tacit.equations.sources import Family
 from tacit.errors import InputError, check_number, check_type
 from tacit.objective.objective import Objective
 from tacit.objective.params import Params, Scope, select, shorten
+from tacit.objective.ranks import current_ranks
 from tacit.regularizers.family import (
     Columns,
     EntrywiseFunction,
@@ -50,6 +51,8 @@ class BoundCandidates:
     """By parameter, what its rows are multiplied by; empty for one."""
     counts: dict[str, tuple[int, ...]] = field(default_factory=dict)
     """By family with knots, how many weights lie between them."""
+    gathers: bool = False
+    """Whether a column needs whole tensors, which are gathered where processes share their rows."""
     _space: dict[str, Subspace | None] = field(default_factory=dict, init=False)
     """The subspace of the tensor that was read last."""
 
@@ -167,6 +170,7 @@ class Candidates:
             start: a point whose columns are subtracted.
         """
         averaged, regularizers = averaged or {}, (*self.estimated, *self.known)
+        _check_shared(regularizers)
         check_averaged(averaged, regularizers)
         in_metric = {r: r.in_metric(metric) for r in regularizers if metric and r.in_metric}
         parts = {r: averaged.get(r) or in_metric.get(r, r).bind(params) for r in regularizers}
@@ -201,7 +205,21 @@ class Candidates:
             for r in self.estimated
             if (shape := parts[r].shape) is not None and parts[r].active.keys() <= set(names)
         }
-        return BoundCandidates(params, names, families, columns, known, weights or {}, counts)
+        gathers = any(r.reads != "rows" for r in regularizers)
+        return BoundCandidates(
+            params, names, families, columns, known, weights or {}, counts, gathers
+        )
+
+
+def _check_shared(regularizers: Iterable[Regularizer]) -> None:
+    """Refuse what needs all parameters at once, where processes share their rows."""
+    names = [r.name for r in regularizers if r.reads == "model"]
+    if names and current_ranks().shards is not None:
+        raise InputError(
+            f"{shorten(names)} is a function of all parameters, of which each process has a part: "
+            "use penalties of entries, rows or matrices, or gather the full state dict and load it "
+            "into an unwrapped copy of the model."
+        )
 
 
 def _family(regularizer: Regularizer, columns: Columns, definition: str) -> Family:

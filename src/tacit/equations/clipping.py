@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from tacit.equations.step_hooks import StepHooks
+from tacit.objective.ranks import current_ranks, own_rows
 
 FLAT, DIFFERENT = 1e-5, 1e-3
 """Relative differences: sizes of clipped gradients agree to FLAT, and other sizes of them do not to
@@ -34,7 +35,7 @@ class GradientSizes:
         )
 
     def last(self, updates: int = MOST_UPDATES) -> Tensor:
-        """One row for each of that many updates, the latest last."""
+        """One row for each of that many updates, the latest last; of the rows of this process."""
         rows = list(self._rows)[-updates:]
         rows = [row.to(rows[-1]) for row in rows if len(row) == len(rows[-1])]
         return torch.stack(rows) if rows else torch.zeros(0, 5)
@@ -56,7 +57,7 @@ class GradientSizes:
     def _add_row(self, optimizer: Optimizer) -> None:
         parameters = (p for group in optimizer.param_groups for p in group["params"])
         gradients = [g for p in parameters if (g := p.grad) is not None and g.numel()]
-        gradients = [_widen(g) for g in gradients if g.layout is torch.strided]
+        gradients = [_widen(own_rows(g)) for g in gradients if g.layout is torch.strided]
         if not gradients or was_skipped(optimizer):
             return
         device = gradients[0].device
@@ -64,8 +65,8 @@ class GradientSizes:
         matrices = [g for g in gradients if g.ndim > 1] or gradients
         samples = [g.reshape(-1)[:: 1 + g.numel() // MOST_ENTRIES].to(device) for g in matrices]
         entries = torch.cat(samples).abs_()
-        largest = entries.max()
-        vectors = [g.abs().max().to(device) for g in gradients if g.ndim <= 1]
+        largest = _largest(entries)
+        vectors = [_largest(g.abs()).to(device) for g in gradients if g.ndim <= 1]
         in_vectors = torch.stack(vectors).max() if vectors else torch.zeros_like(largest)
         facts = torch.stack([entries.sum(), largest, (entries == largest).sum(), in_vectors])
         self._rows.append(torch.cat([norms, facts]))
@@ -79,7 +80,7 @@ def clipped_part(sizes: Tensor, updates: int | None = None) -> float:
     """
     if len(sizes) < 3:
         return 0.0
-    sizes = sizes.double().cpu()
+    sizes = _of_all_rows(sizes.double().cpu())
     norms, (entry_sum, entry, shared, vector_entry) = sizes[:, :-4], sizes[:, -4:].T
     total, largest = norms.norm(dim=1), norms.amax(1)
     equal_norms = (norms >= largest[:, None] * (1 - FLAT)).sum(1)
@@ -91,6 +92,22 @@ def clipped_part(sizes: Tensor, updates: int | None = None) -> float:
         | _cut_off_once(vector_entry, total)
     )
     return float(clipped[-(updates or len(clipped)) :].double().mean())
+
+
+def _of_all_rows(sizes: Tensor) -> Tensor:
+    """The sizes of whole gradients, from those of the rows of every process."""
+    if current_ranks().shards is None:
+        return sizes
+    parts = torch.stack(current_ranks().gather_parts(sizes))
+    norms, (entry_sum, entry, shared, vector_entry) = parts[..., :-4], parts[..., -4:].movedim(2, 0)
+    largest = entry.amax(0)
+    facts = entry_sum.sum(0), largest, (shared * (entry == largest)).sum(0), vector_entry.amax(0)
+    return torch.cat([norms.norm(dim=0), torch.stack(facts, dim=1)], dim=1)
+
+
+def _largest(entries: Tensor) -> Tensor:
+    """The largest entry; 0 of none."""
+    return entries.max() if entries.numel() else entries.new_zeros(())
 
 
 def _cut_off(size: Tensor, other: Tensor, shared: Tensor) -> Tensor:

@@ -20,9 +20,11 @@ from tacit.equations.trajectory import GROUPS
 from tacit.errors import InputError, check_whole
 from tacit.objective.objective import Objective, check_objective
 from tacit.objective.params import Params, Scope, norm, shorten
+from tacit.objective.ranks import on_its_ranks
 from tacit.regularizers.family import Regularizer
 
 
+@on_its_ranks
 def difference_target(
     technique: Objective,
     plain: Objective,

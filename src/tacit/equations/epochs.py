@@ -39,6 +39,7 @@ from tacit.objective.params import (
     shorten,
     to_float64,
 )
+from tacit.objective.ranks import Ranks, on_its_ranks, own_rows, ranks_of
 from tacit.regularizers.family import Columns, Regularizer, join_columns, whole_column
 from tacit.regularizers.weight_decay import (
     step_rule,
@@ -98,6 +99,8 @@ class EpochAverages:
         optimizer = unwrap_optimizer(optimizer)
         register = hooks or optimizer
         self._model, self._optimizer, self._averaged = model, optimizer, tuple(averaged)
+        self.ranks: Ranks = ranks_of(model)
+        """The processes that share the model; each records its own rows of the parameters."""
         self._epochs: deque[Epoch] = deque(maxlen=epochs)
         self.length_matters: set[str] = set()
         """Matrices on whose length the loss was seen to depend: `target` does not look again."""
@@ -194,7 +197,7 @@ class EpochAverages:
                     "requires_grad=False for parameters that are not trained."
                 )
         parameters = named_parameters(self._model)
-        params = {n: parameters[n].detach() for n in self._start}
+        params = {n: own_rows(parameters[n].detach()) for n in self._start}
         mean = {n: (total / self._points).to(params[n]) for n, total in self._sums.items()}
         metric = {n: total / self._points for n, total in self._scales.items()}
         carried = self._momentum.take_carried()
@@ -231,6 +234,7 @@ class EpochAverages:
         mean_time = self._times[name] / self._points
         return (other if metric is None else other * metric) - mean_time * self._forces[name]
 
+    @on_its_ranks
     def target(self, objective: Objective, *, samples: Sequence[Objective] | None = None) -> Target:
         """−∇L(θ̄) − Δθ/time of every recorded epoch: one pass over the data each.
 

@@ -43,11 +43,12 @@ class FactorSum:
     first slices show it already, no row is read again.
     """
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, *, once: bool = False) -> None:
         self.rows = torch.zeros(0, width, dtype=torch.float64)
         """Few rows; of many, the factor by QR, where it is used."""
         self.products: Tensor | None = None
-        self.by_qr = False
+        self.by_qr = once
+        """Whether they are factorised by QR: so are those that must be read only once."""
 
     def add(self, matrix: Tensor) -> None:
         """Add a slice of rows."""

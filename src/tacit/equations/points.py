@@ -9,6 +9,7 @@ from tacit.equations.sources import PointFacts
 from tacit.errors import InputError
 from tacit.objective.objective import Objective
 from tacit.objective.params import Params, fingerprint
+from tacit.objective.ranks import ALONE, Ranks
 from tacit.objective.scale import Scale
 from tacit.regularizers.family import Regularizer
 
@@ -52,6 +53,11 @@ class Setting:
         if self.computed_from is None:
             raise InputError("a target from a file has no objective: compute the target again.")
         return self.computed_from
+
+    @property
+    def ranks(self) -> Ranks:
+        """The processes that share the parameters; only this one for a target from a file."""
+        return ALONE if self.computed_from is None else self.computed_from.ranks
 
     @property
     def scale(self) -> Scale | None:

@@ -16,6 +16,7 @@ from tacit.equations.trajectory import Trajectory, check_time
 from tacit.errors import InputError, check_type
 from tacit.objective.models import copy_statistics, trainable, used_statistics
 from tacit.objective.params import Params, Point, shorten, to_float64
+from tacit.objective.ranks import Ranks, on_its_ranks, own_rows, ranks_of
 from tacit.regularizers.weight_decay import (
     adam_metric,
     adam_scale,
@@ -35,6 +36,8 @@ class Recorder:
 
     def __init__(self, model: nn.Module, optimizer: Optimizer | None = None):
         self._model, self._positions = model, [_copy(model)]
+        self.ranks: Ranks = ranks_of(model)
+        """The processes that share the model; each records its own rows of the parameters."""
         self._times: list[float] = []
         self._young: list[float] = []
         self.carried: list[Params] = []
@@ -103,6 +106,7 @@ class Recorder:
                 "model."
             )
 
+    @on_its_ranks
     def trajectory(self) -> Trajectory:
         """The trajectory recorded so far."""
         if not self._times:
@@ -246,7 +250,7 @@ class WrapperWatch:
         self._norms = self._current_norms()
 
     def _current_norms(self) -> Tensor:
-        norms = [p.detach().norm() for p in self._model.parameters() if p.requires_grad]
+        norms = [own_rows(p.detach()).norm() for p in self._model.parameters() if p.requires_grad]
         return torch.stack([number.to(norms[0]) for number in norms])
 
 
@@ -310,7 +314,7 @@ class Momentum:
     def before_step(self, optimizer: Optimizer) -> None:
         """Copy the buffers, which the update changes."""
         buffers = ((p, _buffer(optimizer, p)) for p, _ in _with_momentum(optimizer))
-        self._before = {p: b.clone() for p, b in buffers if b is not None}
+        self._before = {p: own_rows(b).clone() for p, b in buffers if b is not None}
 
     @torch.no_grad()
     def after_step(self, optimizer: Optimizer) -> Iterator[tuple[str, Rows, Update]]:
@@ -320,11 +324,11 @@ class Momentum:
         """
         names = parameter_names(self._model)
         for parameter, group in _members(optimizer):
-            name, state = names.get(id(parameter)), optimizer.state.get(parameter, {})
+            name, state = names.get(id(parameter)), _own_state(optimizer, parameter)
             if name is None or parameter.grad is None:
                 continue  # without a gradient there was no update
             before, momentum = self._before.get(parameter), _momentum(group)
-            gradient = parameter.grad.to_dense()
+            gradient, parameter = own_rows(parameter.grad).to_dense(), own_rows(parameter.detach())
             for rows in _row_slices(parameter):
                 end, earlier = to_float64(parameter[rows]), None if before is None else before[rows]
                 if "exp_avg" in state:
@@ -400,6 +404,11 @@ def _adam_update(
     start = (end + rate * moved) / (1 - rate * decay)
     carried = rate * (gradient / scale - moved)
     return Update(start, gradient + decay * scale * start, carried, scale)
+
+
+def _own_state(optimizer: Optimizer, parameter: Tensor) -> dict[str, Any]:
+    """An optimizer's state of the rows of a parameter that this process has."""
+    return {key: own_rows(value) for key, value in optimizer.state.get(parameter, {}).items()}
 
 
 def _members(optimizer: Optimizer) -> Iterable[tuple[Tensor, dict[str, Any]]]:

@@ -7,11 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tacit.equations.blocks import Block
+from tacit.equations.blocks import Block, join_parts
 from tacit.equations.candidates import BoundCandidates, slices
 from tacit.equations.factors import FactorSum, factors_of, triangular_factor
 from tacit.errors import InputError
 from tacit.objective.params import Params, layer_of, read_numbers, to_float64
+from tacit.objective.ranks import current_ranks
 
 SMALL, MOST_SMALL = 2**16, 2**20
 """Tensors of at most so many entries are read together, until they have the second number."""
@@ -47,7 +48,7 @@ def write_blocks(
         floor = sum(floors[name] ** 2 for name in total.names) ** 0.5
         block = Block(total.layer, total.active, factor, count, left_out[total.layer], floor)
         blocks.append(total.scatter.attach(block))
-    return blocks
+    return join_parts(blocks)
 
 
 def names_by_layer(names: Iterable[str]) -> dict[str, list[str]]:
@@ -68,11 +69,17 @@ class _LayerSum:
         columns = bound.columns.active
         self.active = tuple(sorted({c for name in names for c in columns.get(name, ())}))
         self._width = len(self.active) + len(targets)
-        self.rows, self.scatter = FactorSum(self._width), ScatterSum(bound, names, self._width)
+        # What gathers whole tensors is read once: other processes would not read again.
+        once = bool(bound.gathers) and current_ranks().shards is not None
+        self.rows = FactorSum(self._width, once=once)
+        self.scatter = ScatterSum(bound, names, self._width)
         self.left_out = torch.zeros((), dtype=torch.int64)
         """How many rows have no equation; read from the device with those of other layers."""
         # Biases first: with them, the first rows show which columns are independent.
-        self._by_size = sorted(names, key=lambda name: bound.params[name].numel())
+        gathered = bound.gathers and current_ranks().shards is not None
+        self._by_size = (
+            list(names) if gathered else sorted(names, key=lambda n: bound.params[n].numel())
+        )
 
     def add_all(self, small: Mapping[str, tuple[Tensor, Tensor | int]]) -> None:
         """Add the rows of all tensors; those of small ones have been read already."""
@@ -182,7 +189,10 @@ def kinks_on(bound: BoundCandidates, name: str, part: slice) -> Tensor | None:
     if not masks:
         return None
     kinks = torch.stack([mask.to(masks[0].device) for mask in masks]).any(0)
-    return kinks if bound.subspace(name) is None else kinks.any().expand(len(kinks))
+    if bound.subspace(name) is None:
+        return kinks
+    anywhere = current_ranks().largest_of_parts(float(kinks.any())) > 0
+    return torch.full_like(kinks, anywhere)
 
 
 def write_means(
@@ -211,7 +221,7 @@ def write_means(
                 factor = triangular_factor(torch.cat([factor.to(total), total]))
                 rows += len(total)
         blocks.append(Block(layer, tuple(active), factor.cpu(), rows, 0, 0.0, points=len(points)))
-    return blocks
+    return join_parts(blocks)
 
 
 def read_rows(
@@ -308,6 +318,9 @@ def place_columns(rows: Tensor, columns: Sequence[int], active: Sequence[int]) -
 def count_left_out(bound: BoundCandidates, name: str, kinks: Tensor | None) -> Tensor | int:
     """How many rows of a slice are in no equation; a tensor, so that the device need not wait."""
     space = bound.subspace(name)
-    if kinks is not None and (space is None or kinks.any()):
+    if kinks is not None and (space is None or kinks.all()):
         return kinks.sum()
-    return 0 if space is None else bound.params[name].numel() - space.dimension
+    if space is None:
+        return 0
+    # Counts add up over processes, and the directions belong to the whole tensor.
+    return bound.params[name].numel() - (0 if current_ranks().part else space.dimension)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from tacit.equations.points import TargetPoint
 from tacit.objective.objective import Objective
-from tacit.objective.params import Params, same_buffers, to_float64
+from tacit.objective.params import Params, norm, same_buffers, sum_over_parts, to_float64
 
 ORTHOGONAL = 0.01
 """|cosine| of weights and gradient up to which the loss may not depend on the weights' length."""
@@ -31,10 +31,10 @@ def find_scale_free(
     loss = None
     for name, slope in gradient.items():
         weights = to_float64(params[name])
-        size = float(weights.norm() * slope.norm())
         if weights.ndim < 2 or name in length_matters:
             continue
-        if abs(float((weights * slope).sum())) > ORTHOGONAL * size:
+        size = norm({name: weights}) * norm({name: slope})
+        if abs(_sum((weights * slope).sum())) > ORTHOGONAL * size:
             continue
         loss = objective.loss_of_few(params) if loss is None else loss
         if not loss:  # as of examples that are fitted exactly: every length has the same
@@ -67,10 +67,15 @@ def without_lengthening(
         weights, added = to_float64(point.params[name]), products[name].to(target[name])
         squares = row_products(weights, weights)
         if not by_row:
-            added, squares = added.sum().expand_as(added), squares.sum().expand_as(squares)
+            added, squares = (torch.full_like(t, _sum(t.sum())) for t in (added, squares))
         shift = added / squares.clamp_min(torch.finfo(squares.dtype).tiny)
         corrected[name] = target[name] + shift.view(-1, *[1] * (weights.ndim - 1)) * weights
     return replace(point, vectors=[corrected])
+
+
+def _sum(number: Tensor) -> float:
+    """A sum over the rows of all processes."""
+    return sum_over_parts({"": float(number)})[""]
 
 
 def row_products(a: Tensor, b: Tensor) -> Tensor:

@@ -39,6 +39,7 @@ from tacit.objective.params import (
     square_norms,
     to_float64,
 )
+from tacit.objective.ranks import on_its_ranks
 from tacit.regularizers.family import Regularizer
 
 PIECE = 8
@@ -49,6 +50,7 @@ StepWeights = Sequence[float] | Sequence[Mapping[str, Tensor | float]] | Tensor
 """A weight for every step, or for every step a weight for every parameter."""
 
 
+@on_its_ranks
 def trajectory_target(
     objective: Objective,
     trajectory: Trajectory,
@@ -119,6 +121,7 @@ def trajectory_equations(  # noqa: PLR0913 # what was observed, then keyword opt
     return write_equations(setting, steps.points(followed or {}), candidates, rows)
 
 
+@on_its_ranks
 def accumulated_target(objective: Objective, trajectory: Trajectory) -> Target:
     """−∫∇L dt over a whole trajectory, which equals ∇R(θ_end) − ∇R(θ_start) if R is its potential.
 

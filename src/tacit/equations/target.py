@@ -23,9 +23,10 @@ from tacit.equations.target_files import load_target, save_target
 from tacit.equations.trajectory import GROUPS
 from tacit.errors import InputError
 from tacit.objective.objective import Objective, check_objective
-from tacit.objective.params import Params, Scope, norm, shorten
+from tacit.objective.params import Params, Scope, entries, norm, shorten
 from tacit.objective.passes import PassResult
 from tacit.objective.randomness import split_draws
+from tacit.objective.ranks import Ranks, on_its_ranks
 from tacit.regularizers.family import Regularizer
 
 
@@ -72,6 +73,11 @@ class Target:
     setting: Setting
     points: tuple[TargetPoint, ...]
 
+    @property
+    def ranks(self) -> Ranks:
+        """The processes that share the parameters."""
+        return self.setting.ranks
+
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the target to a file (safetensors): vectors, points, floors and what they are of.
 
@@ -88,6 +94,7 @@ class Target:
         """
         return Target(*load_target(path))
 
+    @on_its_ranks
     def equations(
         self,
         regularizers: Regularizer | Sequence[Regularizer],
@@ -153,6 +160,7 @@ def _check_known_in_file(setting: Setting, regularizers: Any, known: Any) -> Non
         )
 
 
+@on_its_ranks
 def write_equations(
     setting: Setting, points: Iterable[TargetPoint], candidates: Candidates, rows: Scope
 ) -> Equations:
@@ -205,7 +213,7 @@ def _equations_at(
         gradient_norm=point.gradient_norm,
         epoch=setting.epochs,
         sampled=setting.sampled,
-        parameters=sum(point.params[name].numel() for name in bound.rows),
+        parameters=entries({name: point.params[name] for name in bound.rows}),
         tensors=len(bound.rows),
         known={
             **(setting.in_file or {}),
@@ -259,6 +267,7 @@ def _means_of(
     ]
 
 
+@on_its_ranks
 def endpoint_target(objective: Objective, *, params: Mapping[str, Tensor] | None = None) -> Target:
     """−∇L(θ) at one point, by default at the model's current parameters: one pass over the data."""
     params = check_objective(objective).point(params)

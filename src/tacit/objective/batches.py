@@ -96,6 +96,13 @@ def is_indexed(data: Any) -> TypeGuard[Dataset]:
     return isinstance(data, Dataset) and not isinstance(data, IterableDataset)
 
 
+def is_empty(data: Any) -> bool:
+    """Whether data is known to have no examples."""
+    if is_tensors(data):
+        return any(t.ndim and not len(t) for t in tensors_in(data))
+    return not length_hint(getattr(data, "dataset", data), 1)
+
+
 def _tensor_batches(
     data: Any, weights: Tensor | None, batch_size: int, *, shuffled: bool
 ) -> Batches:

@@ -50,13 +50,32 @@ def check_probe(passes: Passes, params: Params) -> BatchPair:
     return probe
 
 
+def check_split(passes: Passes) -> None:
+    """Refuse data that every process reads, where each should have examples of its own."""
+    if passes.ranks.count == 1:
+        return
+    with passes.ranks.agreeing(), passes.prepared(training=False) as passes:
+        first = next(passes.read(), None)
+    digest = (
+        None if first is None else [(t.shape, float(t.double().sum())) for t in tensors_in(first)]
+    )
+    digests = [other for other in passes.ranks.gather(digest) if other is not None]
+    if len(digests) > 1 and all(other == digests[0] for other in digests):
+        raise InputError(
+            f"all {len(digests)} processes have the same first batch: each passes its own part of "
+            "the data, as in Subset(data, range(rank, len(data), processes)). A DistributedSampler "
+            "repeats examples where they do not divide evenly."
+        )
+
+
 def _choose_probe(passes: Passes) -> BatchPair:
     """Examples spread over the data where that is cheap, else the first of the first batch."""
     first = passes.first_batch()
     if isinstance(passes.loss, WholeBatches):
         return first
     sample = passes.batches.sample
-    if sample is not None and (examples := sample(PROBE_EXAMPLES)) is not None:
+    examples = None if sample is None else sample(PROBE_EXAMPLES)
+    if (examples := passes.ranks.first(examples)) is not None:
         return passes.to_model(examples)
     if not isinstance(passes.loss, MeanLoss):
         return first

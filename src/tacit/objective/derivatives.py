@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_map_only
 
 from tacit.errors import InputError
 from tacit.objective.closed_forms import ClosedForms
-from tacit.objective.params import Params, layer_of, norm, same_buffers
+from tacit.objective.params import Params, entries, layer_of, norm, same_buffers
 
 DIRECTIONS = 4
 """Directions along which a gradient is compared: along one, an error may be small by chance."""
@@ -255,8 +255,7 @@ def _in_double(
     compare: Callable[[Params, Params], tuple[str, ...]], params: Params, directions: int = 1
 ) -> tuple[str, ...]:
     """compare(point, direction) in float64, for random directions; () where that is impossible."""
-    entries = sum(p.numel() for p in params.values())
-    if entries > MOST_ENTRIES or any(p.device.type == "mps" for p in params.values()):
+    if entries(params) > MOST_ENTRIES or any(p.device.type == "mps" for p in params.values()):
         return ()  # mps has no float64
     try:
         with torch.inference_mode(mode=False), torch.enable_grad():
@@ -308,12 +307,12 @@ def _to_double(tensor: Tensor) -> Tensor:
 def _random_direction(point: Params, seed: int) -> Params:
     """A Gaussian direction, in each tensor of the size of its weights."""
     generator = torch.Generator().manual_seed(seed)
-    overall = norm(point) / math.sqrt(sum(p.numel() for p in point.values())) or 1.0
+    overall = norm(point) / math.sqrt(entries(point)) or 1.0
     direction = {}
     for name, p in point.items():
-        size = max(norm({name: p}) / math.sqrt(max(p.numel(), 1)), 0.1 * overall)
-        entries = torch.randn(p.shape, generator=generator, dtype=torch.float64)
-        direction[name] = size * entries.to(p.device)
+        size = max(norm({name: p}) / math.sqrt(max(entries({name: p}), 1)), 0.1 * overall)
+        normal = torch.randn(p.shape, generator=generator, dtype=torch.float64)
+        direction[name] = size * normal.to(p.device)
     return direction
 
 

@@ -12,6 +12,7 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from tacit.errors import InputError
 from tacit.objective.params import Params, Point, check_finite, check_params, describe, shorten
+from tacit.objective.ranks import is_sharded, own_rows, reshard
 
 WRAPPERS = {
     "OptimizedModule": "_orig_mod",  # torch.compile
@@ -72,6 +73,7 @@ def named_modules(model: nn.Module) -> dict[str, nn.Module]:
 
 def named_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     """The parameters by their own names, tied ones once: as torch's, without wrappers' prefixes."""
+    reshard(model)
     return _first_names(walk_modules(model), "_parameters")
 
 
@@ -111,9 +113,9 @@ UNSUPPORTED_TENSORS: tuple[tuple[Callable[[Any], bool], str], ...] = (
         "is on the meta device and has no values: load the trained weights first",
     ),
     (
-        lambda p: hasattr(p, "ds_tensor") or "DTensor" in _class_names(type(p)),
-        "is sharded over devices, so that its gradient is in parts: gather the full state dict and "
-        "load it into an unwrapped copy of the model",
+        lambda p: hasattr(p, "ds_tensor"),
+        "is sharded by DeepSpeed, so that its gradient is in parts: gather the full state dict and "
+        "load it into an unwrapped copy of the model, or shard the model with fully_shard",
     ),
     (
         lambda p: p.requires_grad and p.is_complex(),
@@ -153,6 +155,30 @@ def check_supported(modules: Sequence[NamedModule], parameters: dict[str, nn.Par
                 if is_unsupported(tensor):
                     raise InputError(f"{kind} {name!r} {reason}.")
     _check_separate(parameters)
+    _check_shards(modules, parameters)
+
+
+def _check_shards(modules: Sequence[NamedModule], parameters: dict[str, nn.Parameter]) -> None:
+    """Refuse models of which only some parameters are sharded, or otherwise than by rows."""
+    sharded = [name for name, p in parameters.items() if is_sharded(p)]
+    if not sharded:
+        return
+    from tacit.objective.sharding import check_shards
+
+    for name in sharded:
+        check_shards(name, parameters[name])
+    if not any("FSDPModule" in _class_names(type(module)) for _, _, module in modules):
+        raise InputError(
+            f"parameter {sharded[0]!r} is a distributed tensor, and no module is one of "
+            "torch.distributed.fsdp.fully_shard: shard the model with it, or gather the full state "
+            "dict and load it into an unwrapped copy of the model."
+        )
+    whole = [name for name, p in parameters.items() if p.requires_grad and not is_sharded(p)]
+    if whole:
+        raise InputError(
+            f"parameter {whole[0]!r} is not sharded, and {sharded[0]!r} is: call fully_shard on "
+            "the whole model after its blocks, so that their gradients are summed alike."
+        )
 
 
 def _check_separate(parameters: dict[str, nn.Parameter]) -> None:
@@ -165,8 +191,8 @@ def _check_separate(parameters: dict[str, nn.Parameter]) -> None:
                 "torch.func.functional_call leaves behind in a module with two names: make a new "
                 "model, load its weights, and pass functional_call a copy of the model."
             )
-        if tensor.requires_grad and tensor.numel():
-            twin = memory.setdefault(tensor.data_ptr(), name)
+        if tensor.requires_grad and own_rows(tensor.detach()).numel():
+            twin = memory.setdefault(own_rows(tensor.detach()).data_ptr(), name)
             if twin != name:
                 raise InputError(
                     f"parameters {twin!r} and {name!r} are two tensors in the same memory, so "
@@ -184,10 +210,11 @@ def _unsupported_module(module: nn.Module) -> str | None:
         )
     if re.match(r"torch\..*\bquantized\b", type(module).__module__):
         return "is quantised and has no gradients: pass the model of before the quantisation"
-    if _class_names(type(module)) & {"FullyShardedDataParallel", "FSDPModule"}:
+    if "FullyShardedDataParallel" in _class_names(type(module)):
         return (
-            "is sharded (FSDP), so that each process has a part of every gradient: gather the full "
-            "state dict and load it into an unwrapped copy of the model"
+            "is sharded by the first version of FSDP, whose parameters have lost their shapes: "
+            "shard it with torch.distributed.fsdp.fully_shard, or gather the full state dict and "
+            "load it into an unwrapped copy of the model"
         )
     if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
         return (
@@ -200,12 +227,14 @@ def _unsupported_module(module: nn.Module) -> str | None:
 def trainable(model: nn.Module) -> Params:
     """Parameters with requires_grad=True, tied ones once, as views that share their memory.
 
-    Their names are those of the user's own model, without the prefixes of wrappers.
+    Their names are those of the user's own model, without the prefixes of wrappers. Of a sharded
+    model they are the rows of this process.
     """
+    reshard(model)
     modules = walk_modules(model)
     parameters = _first_names(modules, "_parameters")
     check_supported(modules, parameters)
-    params = {n: p.detach() for n, p in parameters.items() if p.requires_grad}
+    params = {n: own_rows(p.detach()) for n, p in parameters.items() if p.requires_grad}
     if not params:
         raise InputError(
             f"{type(model).__name__} has no trainable parameters, with requires_grad=True: "
@@ -220,7 +249,7 @@ def _are_current(params: Any, current: Params) -> bool:
         return False
 
     def same_memory(a: Any, b: Tensor) -> bool:
-        alike = isinstance(a, Tensor) and a.layout == b.layout
+        alike = isinstance(a, Tensor) and not is_sharded(a) and a.layout == b.layout
         return alike and (a.device, a.dtype) == (b.device, b.dtype) and a.is_set_to(b)
 
     return all(same_memory(params[n], p) for n, p in current.items())
@@ -250,6 +279,7 @@ def point_of(
     given: Params = {}
     if isinstance(params, Mapping):
         params = own_names(model, {**getattr(params, "buffers", {}), **params})
+        params = {n: own_rows(p) for n, p in params.items()}
         given = {n: _check_buffer(params[n], b) for n, b in buffers.items() if n in params}
         redundant = _redundant_names(model, params)
         redundant |= {own for own, _, _ in _tensors_of(walk_modules(model), "_buffers")}
@@ -320,9 +350,11 @@ def _redundant_names(model: nn.Module, params: Mapping[str, Tensor]) -> set[str]
     redundant = set()
     for name, _, parameter in _tensors_of(walk_modules(model), "_parameters"):
         owner = owners[id(parameter)]
-        if name not in params or (parameter.requires_grad and owner == name):
+        is_trained = parameter.requires_grad
+        if name not in params or (is_trained and owner == name):
             continue
-        expected = params.get(owner, parameter) if parameter.requires_grad else parameter
+        parameter = own_rows(parameter.detach())
+        expected = params.get(owner, parameter) if is_trained else parameter
         if _equal(params[name], expected):
             redundant.add(name)
     return redundant

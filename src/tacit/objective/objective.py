@@ -11,11 +11,12 @@ from torch import Tensor, nn
 from tacit.errors import InputError, check_choice, check_type, check_whole
 from tacit.objective import derivatives, per_example
 from tacit.objective.batches import (
+    is_empty,
     needs_batch_size,
     open_batches,
     tensors_in,
 )
-from tacit.objective.checks import check_probe, check_statistics
+from tacit.objective.checks import check_probe, check_split, check_statistics
 from tacit.objective.compared import ComparedDerivatives
 from tacit.objective.few_examples import loss_of_few
 from tacit.objective.losses import (
@@ -26,7 +27,6 @@ from tacit.objective.losses import (
     LossPerBatch,
     MeanLoss,
     WholeBatches,
-    split_batch,
     whole_batches,
 )
 from tacit.objective.models import (
@@ -51,11 +51,13 @@ from tacit.objective.params import (
 from tacit.objective.passes import Derivative, Passes, PassResult, move_by
 from tacit.objective.per_example import DirectionalDerivatives
 from tacit.objective.randomness import seed_reading, takes_noise
+from tacit.objective.ranks import Ranks, on_its_ranks, ranks_of
 from tacit.objective.rereading import check_rereadable, keeps_order
 from tacit.objective.rounding import measure_rounding
 from tacit.objective.scale import Scale
 from tacit.objective.survey import Facts, Survey
 from tacit.objective.third_order import curvatures, sum_of_gradients
+from tacit.objective.visits import Visit, predict, visit
 
 BATCH_SIZE = 1024
 """Rows of data in tensors that go through the model at once, unless batch_size= is passed."""
@@ -145,6 +147,10 @@ class Objective:
         self.paired: bool = self.loss is None and takes_noise(reader.function, training, draws)
         """Whether batch_loss takes its noise, so that draws 2j and 2j+1 are mirror images."""
         self.loss_name: str = getattr(reader.function, "__name__", type(reader.function).__name__)
+        self.ranks: Ranks = ranks_of(model)
+        """The processes that share the model, each with examples of its own."""
+        if self.ranks.count > 1 and is_empty(data):
+            data, weights = [], None  # the others have some
         batches = open_batches(data, weights, batch_size, shuffled=grouped)
         devices = {p.device for p in model.parameters()}
         streamed = batches.source is not None
@@ -152,18 +158,23 @@ class Objective:
         passes = Passes(
             model, reader, batches, self.loss_name, training, draws, seed, self.paired,
             batch_norm=self.batch_norm, redraws_data=self._redraws or grouped,
-            sums=SUMS[accumulate],
+            sums=SUMS[accumulate], ranks=self.ranks,
         )  # fmt: skip
+        check_split(passes)
         self.regroups: bool = grouped and passes.regroups()
         """Whether draws differ in which examples share a batch."""
         self.random: bool = training or self.regroups
         """Whether draws differ: in dropout and the like, or in which examples share a batch."""
         check_draws(draws, fixed=grouped and not self.random)
         self._passes = passes if self.random else replace(passes, draws=1)
-        self._probe = check_probe(self._passes, self.point())
+        with self.ranks:
+            self._probe = check_probe(self._passes, self.point())
+        self._passes = replace(self._passes, spare=self._probe)
         if batch_norm != "running":
             check_statistics(self._passes, self.point(), self._probe[0])
         self._count: int | None = None
+        self._shares: tuple[int, ...] = ()
+        """How many of the examples every process has, once they were counted."""
         self._facts = Facts()
         self.compared: ComparedDerivatives = ComparedDerivatives(self._passes, self._probe)
         """Its higher derivatives, compared with finite differences."""
@@ -242,7 +253,10 @@ class Objective:
     @property
     def count(self) -> int:
         """How many examples (or tokens) the mean is over."""
-        return self._run(self.point()).examples if self._count is None else self._count
+        if self._count is None:
+            with self.ranks:
+                return self._run(self.point()).examples
+        return self._count
 
     def point(self, params: Mapping[str, Tensor] | None = None, *, what: str = "params") -> Params:
         """The point to evaluate at: the given parameters, checked, or the model's current ones.
@@ -252,6 +266,7 @@ class Objective:
         statistics = running_statistics(self.model) if self.batch_norm == "running" else ()
         return point_of(self.model, params, what=what, statistics=statistics)
 
+    @on_its_ranks
     def value(self, params: Mapping[str, Tensor] | None = None) -> float:
         """L(θ)."""
         return self._run(self.point(params)).value
@@ -267,6 +282,7 @@ class Objective:
         result = self.differentiate(params, draws=draws)
         return result.value, result.derivative
 
+    @on_its_ranks
     @torch.inference_mode(mode=False)
     def differentiate(
         self,
@@ -281,6 +297,7 @@ class Objective:
         """
         return self._run(self.point(params), derivative, draws)
 
+    @on_its_ranks
     @torch.inference_mode(mode=False)
     def hvp(
         self, direction: Mapping[str, Tensor], params: Mapping[str, Tensor] | None = None
@@ -298,6 +315,7 @@ class Objective:
                 point, lambda mean, leaves: derivatives.hessian_product(mean, leaves, vector)
             ).derivative
 
+    @on_its_ranks
     @torch.inference_mode(mode=False)
     def curvature(self, directions: Sequence[Params], params: Params | None = None) -> float:
         """Σ_v vᵀH(θ)v over directions v, in one pass."""
@@ -308,6 +326,7 @@ class Objective:
             entries = self._run(point, partial(curvatures, directions=directions)).derivative
         return float(sum(e.sum() for e in entries.values()))
 
+    @on_its_ranks
     @torch.inference_mode(mode=False)
     def curvature_gradient(
         self, directions: Sequence[Params], params: Params | None = None
@@ -323,6 +342,7 @@ class Objective:
             wrong = self.compared.wrong_thirds(point)
             return sum_of_gradients(self._run, point, directions, wrong)
 
+    @on_its_ranks
     def directional_derivatives(
         self,
         directions: Sequence[Params],
@@ -334,10 +354,11 @@ class Objective:
     ) -> DirectionalDerivatives:
         """D ℓ_i(θ)[v_j] of every example i and direction j; with a base D²ℓ_i(θ)[v_j, base].
 
-        One pass, in the order of the data. A direction is zero at the names that it leaves out.
-        With one sign s_i per example, Σ s_i w_i ∇ℓ_i is returned too; the w_i are the weights of
-        the examples, or 1. In forward mode that takes a backward pass over the batches with signs
-        other than 0, and else hardly anything.
+        One pass, in the order of the data, process after process where several share the model. A
+        direction is zero at the names that it leaves out. With one sign s_i per example,
+        Σ s_i w_i ∇ℓ_i is returned too; the w_i are the weights of the examples, or 1. In forward
+        mode that takes a backward pass over the batches with signs other than 0, and else hardly
+        anything.
         """
         self._check_unshifted()
         if self.regroups and len(range(self.draws) if draws is None else draws) > 1:
@@ -345,6 +366,9 @@ class Objective:
                 "the draws of batch_norm='batch' share their examples, so that the batches of "
                 "several draws are no independent sample: score an objective with draws=1."
             )
+        if signs is not None and self.ranks.count > 1:
+            start = sum(self._shares[: self.ranks.number])
+            signs = signs[start : start + self._shares[self.ranks.number]]
         result = per_example.directional_derivatives(
             self._passes, self.point(params), self._probe, directions, draws=draws, base=base,
             signs=signs,
@@ -352,6 +376,7 @@ class Objective:
         self._check_count(len(result.values))
         return result
 
+    @on_its_ranks
     @torch.inference_mode(mode=False)
     def rounding(self, params: Mapping[str, Tensor] | None = None) -> dict[str, float]:
         """Norm, by tensor, of the change of ∇L when every weight moves by its last digit.
@@ -362,6 +387,7 @@ class Objective:
         """
         return measure_rounding(self._passes, self.point(params), self._probe)
 
+    @on_its_ranks
     @torch.inference_mode(mode=False)
     def loss_of_few(self, params: Params) -> float:
         """The loss on a few examples, always the same ones: for comparisons of points."""
@@ -372,24 +398,7 @@ class Objective:
 
         One pass for all points, because a shuffling loader changes its order with every pass.
         """
-        passes, target = self._passes, None
-        checked = [self.point(point) for point in points]
-        outputs: list[list[Tensor]] = [[] for _ in points]
-        # With gradients, because some models differentiate in themselves (forces from energies).
-        with passes.prepared(training=False), torch.enable_grad():
-            for batch, _ in passes.read():
-                for params, outputs_here in zip(checked, outputs, strict=True):
-                    output = None
-                    if self.loss is not None:
-                        inputs, target = split_batch(batch)
-                        output = passes.call(params, lambda model, _, i=inputs: model(*i))
-                    if not isinstance(output, Tensor):
-                        raise InputError(
-                            "predictions need one tensor model(*inputs), and a loss(output, "
-                            "target). Pass outputs=, a function from parameters to predictions."
-                        )
-                    outputs_here.append(output.detach())
-        return [torch.cat(batch_outputs) for batch_outputs in outputs], target
+        return predict(self._passes, self.loss, [self.point(point) for point in points])
 
     def repeats_order(self, *, shuffled: bool = True) -> bool:
         """Whether every pass begins with the same batch, as far as can be observed.
@@ -412,7 +421,7 @@ class Objective:
     def for_each_batch(
         self,
         params: Params,
-        use: Callable[[nn.Module, Any, Tensor | None, int], None],
+        use: Visit,
         *,
         probe: bool = False,
     ) -> None:
@@ -421,19 +430,10 @@ class Objective:
         For quantities that are not mean losses (activations, outputs). With probe=True only the
         few examples that the constructor checked are visited.
         """
-        passes = self._passes
-        if self._redraws and passes.draws > 1 and not probe:
-            raise InputError(
-                f"the data is drawn anew for each of {passes.draws} draws, and what is computed "
-                "here needs one reading of it: pass an objective of the data without augmentation."
-            )
-        with passes.prepared(training=False), torch.enable_grad():
-            pairs = [passes.to_model(self._probe)] if probe else passes.read()
-            for index, (batch, weights) in enumerate(pairs):
-                passes.call(
-                    params, lambda model, _, b=batch, w=weights, i=index: use(model, b, w, i)
-                )
+        drawn = self._redraws and self._passes.draws > 1
+        visit(self._passes, params, use, self._probe if probe else None, drawn=drawn)
 
+    @on_its_ranks
     def describe(self, params: Params) -> dict[str, Any]:
         """Facts about the model, the loss and the data, for the header of a summary."""
         parameters = list(self.model.parameters())
@@ -465,9 +465,10 @@ class Objective:
             passes = replace(passes, move=move_by(self._shift(params)))
         result = passes.run(params, derivative, draws, look)
         self._check_count(result.examples)
-        if first is not None:
+        if first is not None:  # all processes check what one of them has collected
+            first = self.ranks.first(first if first.batches else None) or first
             self._facts = first.finish(self._checked_passes, params)
-        self._count = result.examples
+        self._count, self._shares = result.examples, result.shares
         return result
 
     def _check_unshifted(self) -> None:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from tacit.errors import InputError, check_type
+from tacit.objective.ranks import current_ranks
 
 Params = dict[str, Tensor]
 Scope = str | Collection[str] | Callable[[str], bool] | Callable[[str, Tensor], bool] | None
@@ -226,14 +227,31 @@ def add_scaled(totals: Sequence[Tensor], vectors: Sequence[Tensor], factor: floa
 
 
 def norm(tensors: Mapping[str, Tensor]) -> float:
-    """Euclidean norm over all tensors, accumulated in float64."""
+    """Euclidean norm over all tensors, accumulated in float64.
+
+    This and the next ones are of all rows where processes share them (`with ranks:`).
+    """
     return math.sqrt(sum(square_norms(tensors).values()))
 
 
 def square_norms(tensors: Mapping[str, Tensor]) -> dict[str, float]:
     """Sums of squares by tensor, accumulated in float64, and read from the device once."""
     norms = read_numbers(_norms(tensors, 2))
-    return {n: norms.get(n, 0.0) ** 2 for n in tensors}
+    return sum_over_parts({n: norms.get(n, 0.0) ** 2 for n in tensors})
+
+
+def sum_over_parts(numbers: dict[str, Any]) -> dict[str, Any]:
+    """Numbers by tensor that are sums over rows, each over the rows of all processes."""
+    ranks = current_ranks()
+    if ranks.shards is None or not numbers:
+        return numbers
+    sums = ranks.sum_parts(torch.tensor(list(numbers.values()), dtype=torch.float64))
+    return dict(zip(numbers, sums.tolist(), strict=True))
+
+
+def entries(tensors: Mapping[str, Tensor]) -> int:
+    """The number of entries of all tensors."""
+    return int(sum_over_parts({"": sum(t.numel() for t in tensors.values())})[""])
 
 
 @torch.no_grad()
@@ -262,7 +280,8 @@ def _norms(tensors: Mapping[str, Tensor], order: float) -> Params:
 
 def largest_entry(tensors: Mapping[str, Tensor]) -> float:
     """The largest magnitude of an entry of any tensor; 0 where there is none."""
-    return max(read_numbers(_norms(tensors, math.inf)).values(), default=0.0)
+    here = max(read_numbers(_norms(tensors, math.inf)).values(), default=0.0)
+    return current_ranks().largest_of_parts(here)
 
 
 def square_sum(tensor: Tensor) -> Tensor:

@@ -36,6 +36,7 @@ from tacit.objective.params import (
     same_buffers,
 )
 from tacit.objective.randomness import WHOLE, Noise, seed_draw
+from tacit.objective.ranks import ALONE, Ranks
 from tacit.objective.sums import VectorSum
 
 Item = TypeVar("Item")
@@ -50,8 +51,9 @@ Derivative = Callable[[Tensor, Params], Sequence[Tensor | None]] | None
 """derivative(mean, leaves): of a batch's mean loss, one tensor per leaf; None for no derivative."""
 
 
-Look = Callable[[Any, BatchMean], None]
-"""look(batch, batch_mean): sees a batch before its derivative is taken."""
+Look = Callable[[Any, BatchMean], float | None]
+"""look(batch, batch_mean): sees a batch before its derivative is taken. What it returns is the part
+of the batch in the sum over processes, where these share the rows of parameters."""
 
 
 Move = Callable[[Params, Noise], Params]
@@ -68,6 +70,8 @@ class PassResult(NamedTuple):
     examples: int
     unreached: tuple[str, ...] = ()
     """Parameters without a derivative, that is, None, in every batch."""
+    shares: tuple[int, ...] = ()
+    """How many of the examples every process has."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,6 +102,10 @@ class Passes:
     """The dtype that gradients are summed in; other derivatives always are in float64."""
     attributes: Attributes | None = None
     """Those of the model's modules, where they are known already."""
+    ranks: Ranks = ALONE
+    """The processes that share the model, each with examples of its own."""
+    spare: BatchPair | None = None
+    """A batch that all processes have, for those without one of their own."""
 
     @property
     def devices(self) -> set[torch.device]:
@@ -132,7 +140,14 @@ class Passes:
             batch, weights = self.to_model(pair)
             # Batches of any structure may hold -inf, in additive attention masks.
             batches.check_batch_finite(batch, index, masks=not isinstance(self.loss, MeanLoss))
-            yield batch, weights
+            if batches.row_count(batch) != 0:
+                yield batch, weights
+
+    def read_in_step(self, draw: int) -> Iterator[tuple[int, BatchPair, bool]]:
+        """Number (of all processes), batch and whether it counts; see `Ranks.in_step`."""
+        pairs = self.ranks.in_step(self.read(draw), self.spare)
+        for index, (pair, counts) in enumerate(pairs):
+            yield index * self.ranks.count + self.ranks.number, pair, counts
 
     def regroups(self) -> bool:
         """Whether the examples of the first batch depend on the draw."""
@@ -141,8 +156,10 @@ class Passes:
         return not batches.same(*batches_of_draws)
 
     def first_batch(self, draw: int = 0) -> BatchPair:
-        """The first batch and its weights."""
-        first = next(self.read(draw), None)
+        """The first batch and its weights: of the first process that has one."""
+        with self.ranks.agreeing():
+            first = next(self.read(draw), None)
+        first = self.ranks.first(first)
         if first is None:
             raise InputError("data is empty: it yields no batch. Pass at least one example.")
         return first
@@ -209,9 +226,10 @@ class Passes:
 
         def read(model: nn.Module, noise: Noise | None):
             batch_mean = self.loss.mean(model, pair, noise)
-            if look is not None:
-                look(pair[0], batch_mean)
-            return batch_mean, () if derivative is None else derivative(batch_mean.mean, leaves)
+            mean, part = batch_mean.mean, None if look is None else look(pair[0], batch_mean)
+            if self.ranks.shards is not None:  # gradients are summed over processes
+                mean = mean * (self.ranks.share if part is None else part)
+            return batch_mean, () if derivative is None else derivative(mean, leaves)
 
         batch_mean, vectors = self.call(leaves, read, draw=draw, index=index)
         if derivative is not None and index == 0 and self._is_new_graph():
@@ -262,44 +280,49 @@ class Passes:
         """
         readings, leaves = self.readings(draws), derivatives.leaves(params)
         is_gradient = derivative is derivatives.gradient
-        sums = _Sums(
-            {} if derivative is None else params, self.sums if is_gradient else torch.float64
-        )
+        dtype = self.sums if is_gradient else torch.float64
+        weighed = self.ranks.shards is not None
+        sums = _Sums({} if derivative is None else params, dtype, weighed=weighed)
         take = sums.stream_gradient if is_gradient else derivative
-        total_weight, count = 0.0, 0
-        with self.prepared(training=self.training) as passes, torch.enable_grad():
+        with (
+            self.ranks.agreeing(after_models=True),
+            self.prepared(training=self.training) as passes,
+            torch.enable_grad(),
+        ):
             for draws_here in readings:
-                count, shares = 0, len(draws_here) * len(readings)
-                for index, pair in enumerate(passes.read(draws_here[0])):
-                    weight, size = 0.0, 0
+                shares = len(draws_here) * len(readings)
+                sums.examples = 0
+                for index, pair, counts in passes.read_in_step(draws_here[0]):
+                    size = 0
                     for draw in draws_here:
-                        first_look = look if draw == draws_here[0] else None
-                        start = partial(sums.start_batch, shares=shares, look=first_look)
-                        (mean, weight, size, *_), vectors = passes._differentiate(
+                        first_look = look if counts and draw == draws_here[0] else None
+                        share = 1 / shares if counts else 0.0
+                        start = partial(sums.start_batch, share=share, look=first_look)
+                        (mean, _, size, *_), vectors = passes._differentiate(
                             leaves, pair, take, draw, index, start
                         )
                         sums.add_batch(index, mean, vectors)
                         del vectors  # the next backward pass needs the memory
-                    total_weight, count = total_weight + weight / len(readings), count + size
-        if not total_weight:
-            raise InputError(
-                f"the data gave {count} examples of total weight 0: tacit reads the data more than "
-                "once. Pass data that can be read repeatedly, with weight above 0."
-            )
-        value = sums.read_losses() / total_weight
-        mean = sums.vectors.divided(total_weight)
-        check_finite(mean, what="the derivative of the loss")
-        return PassResult(value, mean, count, tuple(sums.vectors.unreached))
+                    sums.examples += size if counts else 0
+            sums.read_losses()
+        result = sums.over(self.ranks)
+        check_finite(result.derivative, what="the derivative of the loss")
+        return result
 
 
 class _Sums:
     """Sums over batches of the loss and of its derivative, each times the weight of the batch."""
 
-    def __init__(self, params: Params, dtype: torch.dtype) -> None:
-        self.vectors, self._names = VectorSum(params, dtype), tuple(params)
+    def __init__(self, params: Params, dtype: torch.dtype, *, weighed: bool) -> None:
+        self._vectors, self._names = VectorSum(params, dtype), tuple(params)
+        self._weighed = weighed
+        """Whether derivatives come with the weight of their batch: where they are summed over
+        processes already, each of which has another batch."""
         self._large: list[str] | None = None
         """The leaves whose gradients are added one by one, once they are known."""
-        self._value = 0.0
+        self.examples = 0
+        """The number of examples in this reading of the data."""
+        self._value, self._total_weight = 0.0, 0.0
         self._weight = 0.0
         """The weight of the batch that is added now."""
         self._losses: dict[str, Tensor] = {}
@@ -307,17 +330,18 @@ class _Sums:
         self._of_batches: list[tuple[int, float]] = []
         """The index of the batch and the weight of each of those losses."""
 
-    def start_batch(self, batch: Any, mean: BatchMean, *, shares: int, look: Look | None) -> None:
-        """Note the weight of a batch, before its derivative is taken."""
-        self._weight = mean.weight / shares
+    def start_batch(self, batch: Any, mean: BatchMean, *, share: float, look: Look | None) -> float:
+        """Note the weight of a batch in one of its draws, before its derivative is taken."""
+        self._weight = mean.weight * share
         if look is not None:
             look(batch, mean)
+        return self._weight
 
     def stream_gradient(self, mean: Tensor, leaves: Params) -> tuple[()]:
         """Add the gradient of a batch, tensor by tensor, as a `Derivative` that returns nothing."""
         if self._large is None:
             self._large = derivatives.large_leaves(leaves)
-        add = partial(self.vectors.add, factor=self._weight)
+        add = partial(self._vectors.add, factor=self._factor)
         derivatives.stream_gradient(mean, leaves, add, large=self._large)
         return ()
 
@@ -326,20 +350,39 @@ class _Sums:
         named = zip(self._names, vectors, strict=False)
         vector = {name: tensor for name, tensor in named if tensor is not None}
         if vector:
-            self.vectors.add(vector, self._weight)
+            self._vectors.add(vector, self._factor)
         self._losses[str(len(self._losses))] = mean
         self._of_batches.append((index, self._weight))
+        self._total_weight += self._weight
         if len(self._losses) == PENDING:
             self.read_losses()
 
-    def read_losses(self) -> float:
-        """The sum of all losses; refused if one of the last ones is not finite."""
+    @property
+    def _factor(self) -> float:
+        return 1.0 if self._weighed else self._weight
+
+    def read_losses(self) -> None:
+        """Add the losses of the last batches; refused if one of them is not finite."""
         losses = read_numbers(self._losses).values()
         for loss, (index, weight) in zip(losses, self._of_batches, strict=True):
             check_finite_loss(loss, index)
             self._value += loss * weight
         self._losses, self._of_batches = {}, []
-        return self._value
+
+    def over(self, ranks: Ranks) -> PassResult:
+        """The means over the batches of all processes."""
+        unreached = set(self._vectors.unreached)
+        sums = ranks.gather((self._value, self._total_weight, self.examples, unreached))
+        values, weights, examples, unreached = zip(*sums, strict=True)
+        if not sum(weights):
+            raise InputError(
+                f"the data gave {sum(examples)} examples of total weight 0: tacit reads the data "
+                "more than once. Pass data that can be read repeatedly, with weight above 0."
+            )
+        nowhere = tuple(n for n in self._names if all(n in names for names in unreached))
+        self._vectors.sum_over_replicas(ranks)
+        mean = self._vectors.divided(sum(weights))
+        return PassResult(sum(values) / sum(weights), mean, sum(examples), nowhere, examples)
 
 
 def move_by(shift: Params) -> Move:

@@ -68,6 +68,7 @@ class _FirstOrder:
     together: "AllDirections | None" = None
     """By forward mode along all directions at once, where that is possible."""
     reverse_worked: bool = False
+    sum_checked: bool = False
     reverse_error: str | None = None
 
     def of_batch(self, evaluate: Evaluate) -> tuple[Tensor, Tensor | None]:
@@ -131,9 +132,10 @@ class _FirstOrder:
         for j in range(len(self.directions)):
             direction = self.directions[j]
             (column,) = _along(gradients, direction, [u])
-            if not self.reverse_worked:
+            if not self.sum_checked:
                 check_sum(u, column, gradients, direction)
             columns.append(column)
+        self.sum_checked = True
         self.signed_sum.add(gradients)
         return to_float64(torch.stack(columns, dim=1))
 
@@ -272,6 +274,10 @@ def directional_derivatives(
     if passes.redraws_data and passes.draws > 1:
         check_draws_align(passes.batches, passes.devices)
     first_order = _FirstOrder(leaves, directions, SignedSum(signs, params, len(draws)))
+    # What is compared below needs all rows of a parameter; and where processes share them, no
+    # other way is tried after an error of one of them.
+    whole = passes.ranks.shards is None
+    first_order.reverse_worked = not whole
 
     second_order = None
     if base is not None:
@@ -286,7 +292,7 @@ def directional_derivatives(
     prepared = passes.prepared(training=passes.training)
     with prepared as passes, torch.enable_grad():
         check_rows_are_examples(passes, params, probe)
-        if base is None:
+        if base is None and whole:
             with derivatives.math_attention():
                 first_order.local = _local_derivatives(passes, leaves, probe, directions)
             first_order.together = _all_directions(passes, leaves, directions)
@@ -294,7 +300,8 @@ def directional_derivatives(
             _read_examples(passes, draws_here, of_batch, first_order.signed_sum, len(draws))
             for draws_here in passes.readings(draws)
         ]
-    joined, weights = _sum_readings(readings)
+    joined, weights = _of_all_processes(passes, *_sum_readings(readings))
+    passes.ranks.sum_over_replicas(list((first_order.signed_sum.sums or {}).values()))
     if not torch.isfinite(joined).all():
         raise InputError(
             "derivatives of single examples are not finite, with a finite mean loss: they overflow "
@@ -431,17 +438,30 @@ def _read_examples(
     values: list[Tensor] = []
     weights_by_batch: list[Tensor | None] = []
     signed_sum.examples_seen = 0
-    for index, pair in enumerate(passes.read(draws[0])):
+    for index, pair, signed_sum.counts in passes.read_in_step(draws[0]):
         total, weights = torch.zeros(()), None
         for draw in draws:
             evaluate = partial(passes.examples, pair=pair, draw=draw, index=index)
             batch_values, weights = of_batch(evaluate)
             total = total.to(batch_values.device) + batch_values / all_draws
+        if not signed_sum.counts:
+            continue
         signed_sum.examples_seen += len(total)
         values.append(total)
         weights_by_batch.append(weights)
     # Read from the device at the end, so that no batch waits for the one before.
-    return torch.cat([part.cpu() for part in values]), _join_weights(values, weights_by_batch)
+    joined = torch.cat([part.cpu() for part in values]) if values else torch.zeros(0)
+    return joined, _join_weights(values, weights_by_batch)
+
+
+def _of_all_processes(
+    passes: Passes, values: Tensor, weights: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
+    """The derivatives and weights of the examples of all processes, one after the other."""
+    if passes.ranks.count == 1:
+        return values, weights
+    parts = [part for part in passes.ranks.gather((values, weights)) if len(part[0])]
+    return torch.cat([v for v, _ in parts]), _join_weights(*map(list, zip(*parts, strict=True)))
 
 
 def _sum_readings(

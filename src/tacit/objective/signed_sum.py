@@ -10,6 +10,7 @@ from tacit.errors import InputError
 from tacit.objective import derivatives
 from tacit.objective.losses import ExampleOutputs
 from tacit.objective.params import Params, float64_zeros, to_float64
+from tacit.objective.ranks import current_ranks
 
 Evaluate = Callable[[Params, Callable[[ExampleOutputs], Any]], tuple[Any, Tensor | None]]
 """evaluate(params, use): use(examples of one batch, in one draw), and the examples' weights."""
@@ -23,6 +24,8 @@ class SignedSum:
         self.sums = None if signs is None else float64_zeros(params)
         self.examples_seen = 0
         """Number of examples in earlier batches."""
+        self.counts = True
+        """Whether the batch is one of this process's own."""
 
     def are_zero(self, size: int) -> bool:
         """Whether none of the next examples, so many, has a sign."""
@@ -31,7 +34,9 @@ class SignedSum:
     def coefficients(self, examples: ExampleOutputs) -> Tensor:
         """The coefficients of a batch's examples: signs times weights, or ones without signs."""
         coefficients = torch.ones(examples.size)
-        if self._signs is not None:
+        if not self.counts:
+            coefficients = torch.zeros(examples.size)
+        elif self._signs is not None:
             coefficients = self._signs[self.examples_seen : self.examples_seen + examples.size]
             if examples.weights is not None:
                 coefficients = coefficients * examples.weights.to(coefficients)
@@ -71,5 +76,8 @@ def check_sum(
         sums.append(float(terms.sum()))
         scale += float(terms.abs().sum())
         epsilon = max(epsilon, torch.finfo(tensor.dtype).eps)
-    if abs(sums[0] - sum(sums[1:])) > epsilon**0.5 * scale:
+    # Gradients are summed over the processes that share their rows.
+    numbers = torch.tensor([sums[0], sum(sums[1:]), scale], dtype=torch.float64)
+    by_examples, by_gradient, scale = current_ranks().sum_parts(numbers).tolist()
+    if abs(by_examples - by_gradient) > epsilon**0.5 * scale:
         raise RuntimeError("a backward here is not differentiable and raises no error")

@@ -3,6 +3,7 @@
 import torch
 
 from tacit.objective.params import Params, add_scaled, zero_sums
+from tacit.objective.ranks import Ranks
 
 SMALL = 2**16
 """Tensors of fewer entries are added together."""
@@ -41,6 +42,11 @@ class VectorSum:
         add_scaled([self._totals[name] for name in rest], list(rest.values()), factor)
         if self.unreached:
             self.unreached = {n: None for n in self.unreached if n not in vector}
+
+    def sum_over_replicas(self, ranks: Ranks) -> None:
+        """Add up the sums of all processes that have the same rows of parameters."""
+        large = [t for name, t in self._totals.items() if name not in self._small]
+        ranks.sum_over_replicas([self._joined, *large])
 
     def divided(self, divisor: float) -> Params:
         """The sum divided by a number; every tensor has memory of its own."""

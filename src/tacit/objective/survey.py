@@ -7,6 +7,7 @@ compared with their parts at the end of the pass.
 """
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -87,6 +88,16 @@ class Survey:
         floats the extremes."""
         self._rare: dict[Any, tuple[Any, int]] = {}
         """Examples with new values as a batch, and their number, by the shape of an example."""
+
+    @property
+    def batches(self) -> int:
+        """The number of batches that were looked at."""
+        return self._batches
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What `finish` needs, for other processes."""
+        self._collect_waiting()
+        return {**vars(self), "_first": None}
 
     def see(self, batch: Any, batch_mean: BatchMean) -> None:
         """Look at a batch, before its gradient is computed."""
@@ -194,17 +205,18 @@ class Survey:
             raise InputError(f"batch_loss returns one number for every batch: {ONE_EACH}")
         suspects = [] if self._suspect is None else [self._suspect]
         collected = [*suspects, *(examples for examples, _ in self._rare.values())]
+        check = partial(check_mean_loss, passes, params, gradients=False)
         for examples in collected:
-            check_mean_loss(passes, params, examples, collected=True, gradients=False)
+            check(passes.to_model(examples), collected=True)
         for batch in [*self._samples, *([] if collected else [self._last])]:
-            check_mean_loss(passes, params, batch, gradients=False)
+            check(passes.to_model(batch))
         counts = {int(n): int(count) for n, count in read_numbers(self._ignored).items()}
         ignored = sum(counts.values()) / max(self._tokens, 1)
         if ignored > MIN_IGNORED:
             # A loss may be flat at this point (a margin that is kept), but not at all points.
             first = min(number for number, count in counts.items() if count)
             with passes.prepared(training=False) as passes, torch.enable_grad():
-                batch, _ = next(islice(passes.read(), first, None))
+                batch, _ = passes.ranks.first(next(islice(passes.read(), first, None), None))
                 here, *elsewhere = (
                     _ignored_tokens(passes, point, batch)
                     for point in (params, *_random_points(params))

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from tacit.errors import InputError, check_number, check_type
 from tacit.objective.models import without_wrappers
 from tacit.objective.params import Params, Scope, check_finite, largest_entry, to_float64
+from tacit.objective.ranks import own_rows
 from tacit.regularizers.family import (
     ZERO_WIDTH,
     EntrywiseFunction,
@@ -175,7 +176,7 @@ def distance_to(
     for tensor_name, tensor in params.items():
         what = f"the reference of distance_to for {tensor_name!r}"
         check_type(what, tensor, Tensor, "a tensor, as in torch.as_tensor(…)")
-    reference: Params = {n: t.detach().clone() for n, t in params.items()}
+    reference: Params = {n: own_rows(t.detach()).clone() for n, t in params.items()}
     reference = without_wrappers(reference) | reference
     check_finite(reference, what="the reference value")
 
@@ -197,7 +198,7 @@ def distance_to(
     def value(theta: Tensor, tensor_name: str) -> Tensor:
         return (theta - reference[tensor_name].to(theta)).square().sum()
 
-    distance = separable(name, scope, value=value, gradient=gradient, covers=covers)
+    distance = separable(name, scope, value=value, gradient=gradient, covers=covers, by_row=True)
     return replace(distance, definition="distance_to")
 
 

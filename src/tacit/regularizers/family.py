@@ -23,6 +23,7 @@ from tacit.objective.params import (
     shorten,
     to_float64,
 )
+from tacit.objective.ranks import current_ranks
 
 FamilyKind = Literal["", "l2", "smooth_l1", "diagonal", "symmetric", "spline"]
 """Families that diagnostics, `Fit.matrix()` and `Fit.curve()` treat specially; "" for others."""
@@ -31,6 +32,10 @@ FamilyKind = Literal["", "l2", "smooth_l1", "diagonal", "symmetric", "spline"]
 Cost = Literal["weights", "pass", "second-order"]
 """What a regularizer's columns take: only the weights, passes over the data, or passes with second
 derivatives of the loss."""
+
+Extent = Literal["rows", "tensors", "model"]
+"""What an entry of a column is computed from: its row of the tensor (a slice along the first
+dimension), its tensor, or all parameters."""
 
 ZERO_WIDTH = 1e-9
 """Weights, groups and singular values below this part of the largest count as zero."""
@@ -179,6 +184,8 @@ class Regularizer:
         objective: for a penalty that depends on data, the objective that it is computed from.
         custom: whether it is the caller's function, which may read data.
         cost: what its columns take.
+        reads: what an entry of a column is computed from; of models whose rows several processes
+            share, only "rows" and "tensors" can be used.
         in_metric: for a penalty in an optimizer's metric, in_metric(metric) returns the same one in
             the metric of another time.
         with_known: for a penalty of L's own gradient, with_known(known) returns the same penalty of
@@ -200,6 +207,7 @@ class Regularizer:
     objective: Objective | None = field(default=None, repr=False)
     custom: bool = field(default=False, repr=False)
     cost: Cost = field(default="weights", repr=False)
+    reads: Extent = field(default="model", repr=False)
     in_metric: Callable[[Params], "Regularizer"] | None = field(default=None, repr=False)
     with_known: Callable[[Mapping["Regularizer", float]], "Regularizer"] | None = field(
         default=None, repr=False
@@ -359,6 +367,7 @@ def separable(
     gradient: Callable[[Tensor, str], TensorGradient],
     covers: Callable[[Tensor, str], bool] = lambda tensor, tensor_name: True,
     entrywise: EntrywiseFunction | None = None,
+    by_row: bool = False,
 ) -> Regularizer:
     """A family with one strength that is a sum over tensors, R(θ) = Σ_t R_t(θ_t).
 
@@ -369,7 +378,9 @@ def separable(
         gradient: gradient(tensor, tensor_name) returns ∇R_t of one tensor.
         covers: covers(tensor, tensor_name) tells whether the penalty is defined for a tensor.
         entrywise: the function of one entry, if it is a sum over entries.
+        by_row: whether it is a sum over rows, that is, slices along the first dimension.
     """
+    by_row = by_row or entrywise is not None
 
     def covered(params: Params, *, whole: bool = True) -> tuple[str, ...]:
         in_scope = select(params, scope, what=f"scope of {name}", whole=whole)
@@ -387,7 +398,11 @@ def separable(
         # singular value decomposition) and as large as its tensor: only the last one is cached.
         @lru_cache(maxsize=1)
         def gradient_of(tensor_name: str) -> TensorGradient:
-            return gradient(params[tensor_name].detach(), tensor_name)
+            tensor = params[tensor_name].detach()
+            if by_row or current_ranks().shards is None:
+                return gradient(tensor, tensor_name)
+            whole, here = current_ranks().whole(tensor)
+            return _on_part(gradient(whole, tensor_name), here)
 
         return Columns(
             names=(name,),
@@ -402,7 +417,26 @@ def separable(
         in_scope = covered(params, whole=False)  # `layerwise` passes only one layer's parameters
         return torch.stack([value(params[n], n) for n in in_scope]).sum().reshape(1)
 
-    return Regularizer(name, bind, total, separable=True, entrywise=entrywise)
+    reads = "rows" if by_row else "tensors"
+    return Regularizer(name, bind, total, separable=True, entrywise=entrywise, reads=reads)
+
+
+def _on_part(gradient: TensorGradient, here: slice) -> TensorGradient:
+    """The gradient of a whole tensor on the entries of this process."""
+    ranks = current_ranks()
+
+    def there(part: slice) -> slice:
+        return slice(here.start + part.start, here.start + part.stop)
+
+    def project(vectors: Tensor) -> Tensor:
+        return space.project(ranks.whole(vectors)[0])[here]
+
+    space = gradient.subspace
+    return TensorGradient(
+        at=lambda part: gradient.at(there(part)),
+        kinks=lambda part: gradient.kinks(there(part)),
+        subspace=None if space is None else space._replace(project=project),
+    )
 
 
 def with_kink_at_zero(
@@ -428,8 +462,10 @@ def with_kink_at_zero(
         @cache
         def zero() -> float:
             tensors = {n: params[n].detach() for n in exact.bind(params).active}
-            return zero_width * largest({n: t for n, t in tensors.items() if t.numel()})
+            return zero_width * largest(tensors)
 
+        if current_ranks().shards is not None:
+            zero()  # all processes compare now, and may read other slices later
         return make(zero).bind(params)
 
     def with_zero_width(width: float) -> Regularizer:

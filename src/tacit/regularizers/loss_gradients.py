@@ -218,6 +218,11 @@ def _check(name: str, objective: Objective, known: Mapping[Regularizer, float] |
 
 def _check_batches(objective: Objective) -> None:
     """Refuse an objective whose batches are not known to be those of training."""
+    if objective.ranks.count > 1:
+        raise InputError(
+            f"{objective.ranks.count} processes share the model, and a batch of training has "
+            "examples of each: gradient_variance is of the batches of one process. Leave it out."
+        )
     if objective.training:
         raise InputError(
             "the objective of gradient_variance is random (training=True), and the variance over "
@@ -336,6 +341,7 @@ def _of_gradient(
         bind,
         streamed_value(evaluate, gradient),
         definition=definition,
+        reads="rows",
         influence=influence,
         objective=loss.objective,
         with_known=with_known if loss.known is None else None,

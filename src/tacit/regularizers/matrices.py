@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from tacit.errors import check_number
-from tacit.objective.params import Params, Scope, to_float64
+from tacit.objective.params import Params, Scope, square_norms, to_float64
+from tacit.objective.ranks import current_ranks
 from tacit.regularizers.family import (
     ZERO_WIDTH,
     Regularizer,
@@ -34,7 +35,7 @@ def group_l2(
     """
 
     def as_rows(tensor: Tensor) -> Tensor:
-        return tensor.reshape(len(tensor) if tensor.ndim else 1, -1)
+        return tensor.flatten(1) if tensor.ndim > 1 else tensor.reshape(-1, 1)
 
     def norms_of(tensor: Tensor) -> Tensor:
         dtype = (
@@ -60,7 +61,9 @@ def group_l2(
         return torch.linalg.vector_norm(as_rows(tensor), dim=1).sum()
 
     def make(zero: Callable[[], float]) -> Regularizer:
-        return separable(name, scope, value=value, gradient=lambda t, _: gradient(t, zero))
+        return separable(
+            name, scope, value=value, gradient=lambda t, _: gradient(t, zero), by_row=True
+        )
 
     largest = _largest_by(lambda tensor: norms_of(tensor).max())
     lasso = with_kink_at_zero(make, zero_width, largest=largest)
@@ -136,7 +139,7 @@ def schatten(
     def make(zero: Callable[[], float]) -> Regularizer:
         return _sum_over_matrices(name, scope, value, lambda tensor: gradient(tensor, zero))
 
-    family = with_kink_at_zero(make, zero_width, largest=_largest_by(torch.linalg.vector_norm))
+    family = with_kink_at_zero(make, zero_width, largest=_largest_norm)
     if p >= 2:
         family = replace(family, with_zero_width=None)
     return replace(family, definition=f"schatten(p={p!r})")
@@ -259,13 +262,25 @@ def orthogonality(*, scope: Scope = None, name: str = "orthogonality") -> Regula
 
 def is_matrix(tensor: Tensor, least: int = 1) -> bool:
     """Whether a tensor, reshaped by its first dimension, has so many rows and columns."""
-    shape = tensor.shape
-    return tensor.ndim >= 2 and min(shape[0], math.prod(shape[1:])) >= least
+    if tensor.ndim < 2:
+        return False
+    height = int(current_ranks().sum_parts(torch.tensor(len(tensor))))
+    return min(height, math.prod(tensor.shape[1:])) >= least
 
 
 def _largest_by(size: Callable[[Tensor], Tensor]) -> Callable[[Params], float]:
     """The largest size(tensor) of several tensors, for `with_kink_at_zero`."""
-    return lambda tensors: max(map(float, map(size, tensors.values())), default=0.0)
+
+    def largest(tensors: Params) -> float:
+        here = max((float(size(t)) for t in tensors.values() if t.numel()), default=0.0)
+        return current_ranks().largest_of_parts(here)
+
+    return largest
+
+
+def _largest_norm(tensors: Params) -> float:
+    """The norm of the largest tensor, for `with_kink_at_zero`."""
+    return math.sqrt(max(square_norms(tensors).values(), default=0.0))
 
 
 def _sum_over_matrices(

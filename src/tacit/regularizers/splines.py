@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from tacit.errors import InputError, check_number, check_type
-from tacit.objective.params import Params, Scope, select, to_float64
+from tacit.objective.params import Params, Scope, entries, largest_entry, select, to_float64
+from tacit.objective.ranks import current_ranks
 from tacit.regularizers.family import ZERO_WIDTH, Columns, Regularizer, Shape, Subspace
 from tacit.regularizers.matrices import decompose, is_matrix, row_and_column_space
 
@@ -81,7 +82,7 @@ def spline(
         return {n: params[n] for n in select(params, scope, what=f"scope of {name}")}
 
     def largest(tensors: Params) -> float:
-        return max((float(t.abs().max()) for t in tensors.values() if t.numel()), default=0.0)
+        return largest_entry(tensors)
 
     def sizes(tensor: Tensor, zero: float) -> Tensor:
         size = tensor.flatten().abs()
@@ -191,7 +192,10 @@ def _make_spline(
         even, convex = fixed.shape.even, fixed.shape.convex
         flags = {"even": even and family == "spline", "convex": convex}
         definition = f"{family}({', '.join(flag for flag, given in flags.items() if given)})"
-        regularizer = Regularizer(name, bind, value, kind="spline", definition=definition)
+        reads = "rows" if family == "spline" else "model"
+        regularizer = Regularizer(
+            name, bind, value, kind="spline", definition=definition, reads=reads
+        )
         return replace(regularizer, with_zero_width=make if even else None, place_knots=place_knots)
 
     def place_knots(points: Sequence[Params]) -> None:
@@ -310,11 +314,14 @@ def _quantiles(parts: list[Tensor], count: int) -> tuple[float, ...]:
     value and the next, where no weight has the kink of s′.
     """
     parts = [to_float64(part) for part in parts if part.numel()]
-    if not parts:
-        return ()
-    stride = math.ceil(sum(len(part) for part in parts) / MOST_SORTED)
+    stride = max(
+        1, math.ceil(entries({str(i): part for i, part in enumerate(parts)}) / MOST_SORTED)
+    )
     ends = [torch.stack([part.min(), part.max()]) for part in parts] if stride > 1 else []
-    values = torch.cat([part.cpu() for part in [*ends, *(part[::stride] for part in parts)]])
+    here = [part.cpu() for part in [*ends, *(part[::stride] for part in parts)]]
+    values, _ = current_ranks().whole(torch.cat([torch.zeros(0, dtype=torch.float64), *here]))
+    if not len(values):
+        return ()
     if len(different := values.unique()) <= count:
         return tuple(different.tolist())
     values, different = values[values != 0].sort().values, different[different != 0]
@@ -411,7 +418,7 @@ class Hats:
             places = torch.searchsorted(knots.to(points.device), points, right=True)
             places[points == self.shape.knots[-1]] = len(knots) - 1
             counts += places.bincount(minlength=len(knots) + 1).cpu()
-        return tuple(counts.tolist())
+        return tuple(current_ranks().sum_parts(counts).tolist())
 
     def _integral_from_first_knot(self, x: Tensor) -> Tensor:
         """Σ_i ∫ B_j from the first knot to x_i, for every j."""

@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 from tacit.errors import InputError, check_type
 from tacit.objective.models import named_parameters, trainable
 from tacit.objective.params import Params, Scope, shorten, to_float64
+from tacit.objective.ranks import own_rows
 from tacit.regularizers.elementwise import l2
 from tacit.regularizers.family import Regularizer, TensorGradient, separable
 
@@ -122,7 +123,7 @@ def ridge_in_metric(metric: Params, scope: Scope = None, *, name: str) -> Regula
     def value(theta: Tensor, tensor_name: str) -> Tensor:
         return (metric[tensor_name].to(theta) * theta.square()).sum()
 
-    ridge = separable(name, scope, value=value, gradient=gradient, covers=covers)
+    ridge = separable(name, scope, value=value, gradient=gradient, covers=covers, by_row=True)
     return replace(ridge, in_metric=lambda other: ridge_in_metric(other, scope, name=name))
 
 
@@ -141,7 +142,7 @@ def adam_metric(optimizer: Optimizer, model: nn.Module) -> Params:
 
 def adam_scale(group: dict[str, Any], state: dict[str, Any]) -> Tensor:
     """√v̂ + ε of one parameter, in float64."""
-    square = state["max_exp_avg_sq" if group.get("amsgrad") else "exp_avg_sq"]
+    square = own_rows(state["max_exp_avg_sq" if group.get("amsgrad") else "exp_avg_sq"])
     bias = math.sqrt(1 - float(group["betas"][1]) ** float(state["step"]))
     return to_float64(square).sqrt() / bias + group["eps"]
 

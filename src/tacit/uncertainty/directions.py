@@ -14,7 +14,8 @@ from torch import Tensor
 
 from tacit.equations.candidates import BoundCandidates, slices
 from tacit.equations.rows import read_rows
-from tacit.objective.params import Params, to_float64
+from tacit.objective.params import Params, entries, sum_over_parts, to_float64
+from tacit.objective.ranks import current_ranks
 
 MOST_SIGNED, PART_SIGNED, RUNS = 2**15, 4, 4
 """Of more examples than the first number, that many or one in the second have a random sign, in so
@@ -44,7 +45,7 @@ def _can_be_stored(bound: BoundCandidates, count: int) -> bool:
     Rebuilding them for every batch takes longer than the derivatives along them.
     """
     tensors = [bound.params[name] for name in bound.rows]
-    if count * sum(t.numel() for t in tensors) <= MAX_STORED_ENTRIES:
+    if count * entries({name: bound.params[name] for name in bound.rows}) <= MAX_STORED_ENTRIES:
         return True
     needed: dict[torch.device, int] = {}
     for tensor in tensors:
@@ -77,7 +78,8 @@ def random_signs(bound: BoundCandidates, seed: int) -> Params:
     generator, signs = torch.Generator().manual_seed(seed), {}
     for name in bound.rows:
         tensor = bound.params[name]
-        bits = torch.randint(0, 2, (tensor.numel(),), generator=generator, dtype=torch.int8)
+        size, here = current_ranks().place(tensor)
+        bits = torch.randint(0, 2, (size,), generator=generator, dtype=torch.int8)[here]
         signs[name] = (2 * bits.to(tensor) - 1)[:, None]
     for name, part, *_, kinks in _read(bound, columns=False):
         signs[name][part] = _zero(_along_equations(bound, name, signs[name][part]), kinks)
@@ -90,7 +92,7 @@ def square_norm_of_rows(bound: BoundCandidates, vector: Mapping[str, Tensor]) ->
     for name, part, *_, kinks in _read(bound, columns=False):
         values = _along_equations(bound, name, to_float64(vector[name]).flatten()[part, None])
         total += float(_zero(values, kinks).square().sum())
-    return total
+    return sum_over_parts({"": total})[""]
 
 
 def unexplained_rows(bound: BoundCandidates, target: Params, strengths: Tensor) -> Params:
@@ -114,7 +116,7 @@ def known_products(bound: BoundCandidates, directions: Sequence[Params], count: 
                     if name in known.active:
                         column = known.rows(name, part)[:, 0]
                         products[j] += strength * float((column * along.to(column)).sum())
-    return products
+    return current_ranks().sum_parts(products)
 
 
 def balanced_signs(count: int, *, seed: int) -> Tensor:

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tacit.equations.target import Setting
+from tacit.equations.points import Setting
+from tacit.equations.target import origin_of
 from tacit.errors import InputError
 from tacit.fitting.fits import Fit
 from tacit.objective.objective import Objective
@@ -62,6 +63,13 @@ def score_examples(
         clusters: one label per example, where examples with the same label (one patient, one
             document) are not independent of each other.
     """
+    with origin_of(fit, "score_examples").setting.ranks:
+        return _score_examples(fit, population, clusters)
+
+
+def _score_examples(
+    fit: Fit, population: float | None, clusters: Sequence[Hashable] | Tensor | None
+) -> Scores:
     linear_fit = linear_fit_of(fit, "score_examples")
     setting, bound, free = linear_fit.origin.setting, linear_fit.bound, linear_fit.free
     if setting.plain is not None or clusters is not None:

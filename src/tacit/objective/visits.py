@@ -1,0 +1,66 @@
+"""One pass for what is no mean of losses: predictions, and a function of every batch."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tacit.errors import InputError
+from tacit.objective.batches import BatchPair
+from tacit.objective.losses import Loss, split_batch
+from tacit.objective.params import Params
+from tacit.objective.passes import Passes
+
+Visit = Callable[[nn.Module, Any, Tensor | None, int], None]
+"""visit(model, batch, weights, index), with the parameters swapped in."""
+
+
+def predict(
+    passes: Passes, loss: Loss | None, points: Sequence[Params]
+) -> tuple[list[Tensor], Any]:
+    """See `Objective.predictions`."""
+    _check_alone(passes)
+    outputs: list[list[Tensor]] = [[] for _ in points]
+    target = None
+    # With gradients, because some models differentiate in themselves (forces from energies).
+    with passes.prepared(training=False), torch.enable_grad():
+        for batch, _ in passes.read():
+            for params, outputs_here in zip(points, outputs, strict=True):
+                output = None
+                if loss is not None:
+                    inputs, target = split_batch(batch)
+                    output = passes.call(params, lambda model, _, i=inputs: model(*i))
+                if not isinstance(output, Tensor):
+                    raise InputError(
+                        "predictions need one tensor model(*inputs), and a loss(output, "
+                        "target). Pass outputs=, a function from parameters to predictions."
+                    )
+                outputs_here.append(output.detach())
+    return [torch.cat(batch_outputs) for batch_outputs in outputs], target
+
+
+def visit(
+    passes: Passes, params: Params, use: Visit, probe: BatchPair | None, *, drawn: bool
+) -> None:
+    """See `Objective.for_each_batch`; `drawn` says that each draw has other examples."""
+    _check_alone(passes)
+    if drawn and probe is None:
+        raise InputError(
+            f"the data is drawn anew for each of {passes.draws} draws, and what is computed "
+            "here needs one reading of it: pass an objective of the data without augmentation."
+        )
+    with passes.prepared(training=False), torch.enable_grad():
+        pairs = passes.read() if probe is None else [passes.to_model(probe)]
+        for index, (batch, weights) in enumerate(pairs):
+            passes.call(params, lambda model, _, b=batch, w=weights, i=index: use(model, b, w, i))
+
+
+def _check_alone(passes: Passes) -> None:
+    """Refuse what is not summed over processes."""
+    if passes.ranks.count > 1:
+        raise InputError(
+            "predictions, activations and other quantities that are no mean losses are computed by "
+            f"one process, and {passes.ranks.count} share this model: gather the full state dict "
+            "and load it into an unwrapped copy of the model."
+        )
