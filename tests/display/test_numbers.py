@@ -19,7 +19,7 @@ from tacit.display.numbers import show_interval, show_with_interval
     ((2.0, -300.0, 304.0), "2 [-300, 304]"),
     ((0.0, 0.0, 0.0), "0 [0, 0]"),
     ((1.5, 1.5, 1.5), "1.500 [1.500, 1.500]"),
-    ((1.0, -math.inf, math.inf), "1 [-inf, inf]"),
+    ((1.0, -math.inf, math.inf), "1 [-∞, ∞]"),
 ])  # fmt: skip
 def test_a_number_and_its_interval_have_the_same_decimals(numbers, shown):
     assert show_with_interval(*numbers) == shown

@@ -12,8 +12,10 @@ from torch.nn import functional as F
 
 import tacit
 from tacit import InputError
+from tacit.display import figures
 from tacit.display.figures import COLUMN
-from tacit.fitting.fit_plot import MOST_LAYERS, MOST_ROWS
+from tacit.fitting.fit_plot import MOST_COLUMNS, MOST_LAYERS, MOST_ROWS
+from tacit.reporting.fit_report import describe_strengths
 
 
 def texts(figure):
@@ -87,6 +89,24 @@ def test_strengths_that_are_not_determined_say_so():
     design = draw(1, 30, 2)
     fit = tacit.fit(equations(torch.cat([design, design[:, :1]], 1), draw(2, 30, 3)))
     assert texts(fit.plot()).count("not determined") == 2
+
+
+def test_an_infinite_interval_goes_from_end_to_end(tmp_path):
+    fit = noisy_fit()
+    bars = fit.error_bars["draws"]
+    covariance = bars.covariance.clone()
+    covariance[0, 0] = torch.inf
+    fit = fit.with_error_bars(replace(bars, covariance=covariance))
+    figure = fit.plot()
+    infinite, finite = (axes.get_lines()[0] for axes in figure.get_axes())
+    assert infinite.get_transform() == figure.get_axes()[0].get_yaxis_transform()
+    assert tuple(infinite.get_xdata()) == (0, 1)  # parts of the panel
+    assert tuple(finite.get_xdata()) == fit.intervals()["draws"]["r1"]
+    assert_ready_for_print(figure, tmp_path)
+    assert (
+        describe_strengths(fit)[0]
+        == f"r0 has strength {fit.strengths['r0']:.3g}, and no finite interval"
+    )
 
 
 def test_of_many_strengths_those_of_largest_share_are_drawn(tmp_path):
@@ -231,3 +251,64 @@ def test_the_same_figure_gives_the_same_bytes(tmp_path):
         fit.plot().savefig(tmp_path / f"{number}.svg", metadata={"Date": None})
         contents.append((tmp_path / f"{number}.svg").read_bytes())
     assert contents[0] == contents[1]
+
+
+LONG = "a penalty with_a_name_that_is_far_too_long_for_the_label_of_a_row_or_the_title_of_a_figure"
+ODD_NAMES = [LONG, r"$\frac$", "$x^2$ and 100 %", "_two\nlines & <b>#{}", "fünf λ"]
+
+
+@pytest.fixture(scope="module")
+def odd():
+    """A fit of penalties whose names have formulas, line breaks, and very many letters."""
+
+    def penalty(name, power):
+        def value(params):
+            return sum(tensor.abs().pow(power).sum() for tensor in params.values())
+
+        return tacit.regularizer(name, value)
+
+    return endpoint_fit(*map(penalty, ODD_NAMES, [2.0, 3.0, 4.0, 1.5, 2.5]))
+
+
+@pytest.mark.parametrize("kind", ["strengths", "gradients", "layers"])
+def test_names_are_drawn_as_they_are_and_cut_where_they_are_long(odd, kind, tmp_path):
+    figure = odd.plot(kind)
+    assert_ready_for_print(figure, tmp_path)
+    (title,) = [text for text in written(figure) if text is figure._suptitle]
+    assert r"\$\frac\$" in title.get_text()
+    for axes in figure.get_axes():
+        assert axes.bbox.width > 0.25 * figure.bbox.width or axes.get_ylabel() == "part explained"
+
+
+def test_titles_are_as_wide_as_the_figure_and_no_wider():
+    with figures.style():
+        lines = figures.wrap(f"short words and {LONG} end", 200)
+        widths = [figures.text_width(line) for line in lines]
+    assert " ".join(lines).replace(" ", "") == f"short words and {LONG} end".replace(" ", "")
+    assert max(widths) <= 200
+    assert all(width > 60 for width in widths[:-1])
+
+
+def test_of_many_regularizers_those_of_largest_share_are_in_the_heat_map(tmp_path):
+    design = draw(1, 400, 30)
+    target = design @ torch.arange(1.0, 31.0).double()[:, None]
+    parts = [("first", 0, 0, torch.cat([design, target], 1))]
+    fit = tacit.fit(equations_of_parts(parts, 30))
+    figure = fit.plot("layers")
+    labels = [label.get_text() for label in figure.get_axes()[0].get_xticklabels()]
+    largest = sorted(fit.shares, key=fit.shares.get)[-MOST_COLUMNS:]
+    assert labels == [*(name for name in fit.strengths if name in largest), "all"]
+    assert any(f"{MOST_COLUMNS} of 30 regularizers" in text for text in texts(figure))
+    assert_ready_for_print(figure, tmp_path)
+
+
+@pytest.mark.parametrize("strength", [-4.5678e7, 1.2345e-10, -0.0123456])
+def test_ticks_have_room_for_their_numbers(strength, tmp_path):
+    """Also where a long name leaves a panel little width."""
+    design = draw(1, 60, 1)
+    target = strength * design + abs(strength) * 0.1 * draw(2, 60, 6)
+    (family,) = (dense := equations(design, target)).families
+    fit = tacit.fit(replace(dense, families=(replace(family, name=LONG),), names=(LONG,)))
+    figure = fit.plot()
+    assert_ready_for_print(figure, tmp_path)
+    assert len(figure.get_axes()[0].get_xticks()) >= 2

@@ -13,6 +13,7 @@ from support.reports import HOSTILE, RESULTS, deep_model, doubtful_fit, good_fit
 from torch.nn import functional as F
 
 import tacit
+from tacit.display.numbers import round_with_ends
 from tacit.display.page import scroll_box
 from tacit.fitting.layer_table import summarize_layers
 from tacit.fitting.summary import merge_similar, summarize
@@ -115,8 +116,10 @@ def test_the_verdict_has_strengths_with_their_widest_interval(pages):
     fit = good_fit()
     low, high = fit.intervals()["sampling"]["l2"]
     text = Tags(pages["good"]).text
-    numbers = f"95 % interval {low:.3g} to {high:.3g} for the choice of examples"
-    assert f"l2 has strength {fit.strengths['l2']:.3g}, {numbers}" in text.replace("−", "-")
+    strength, low_end, high_end = round_with_ends(fit.strengths["l2"], low, high)
+    numbers = f"95 % interval {low_end} to {high_end} for the choice of examples"
+    assert f"l2 has strength {strength}, {numbers}" in text.replace("−", "-")
+    assert f"[{low_end}, {high_end}]" in text  # the same numbers as in the table
 
 
 def test_hostile_names_are_text(pages):

@@ -273,8 +273,7 @@ def test_rows_are_logged_and_printed():
     loop.train(8, watch.end_epoch)
     assert logged == watch.rows
     low, high = watch.rows[-1].fit.intervals()["training"]["l2"]
-    row = show_with_interval(watch.rows[-1].fit.strengths["l2"], low, high)
-    assert row in str(watch)
+    assert show_with_interval(watch.rows[-1].fit.strengths["l2"], low, high) in str(watch)
     assert watch.rows[0].metrics("decay/")["decay/strength/l2"] == logged[0].fit.strengths["l2"]
 
 

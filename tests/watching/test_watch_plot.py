@@ -1,5 +1,7 @@
 """Rows of a watch as a frame, a figure and a summary in every format."""
 
+import re
+
 import pytest
 import torch
 from support.figures import assert_ready_for_print, written
@@ -10,6 +12,7 @@ import tacit
 from tacit import InputError
 from tacit.display import FORMATS
 from tacit.display.numbers import show_with_interval
+from tacit.watching.changes import interval_of
 
 
 def watched(regularizers, *, epochs=20):
@@ -73,14 +76,24 @@ def test_a_single_row_has_its_interval_too(tmp_path):
     assert_ready_for_print(figure, tmp_path)
 
 
+def test_a_legend_has_every_name(tmp_path):
+    long = "_a_name_that_is_$too$_long_for_the_legend_of_a_figure"
+    watch = watched([tacit.layerwise(tacit.l2(name=long))])
+    figure = watch.plot()
+    assert_ready_for_print(figure, tmp_path)
+    shown = [text.get_text() for text in figure.get_axes()[0].get_legend().get_texts()]
+    assert [text[-2:] for text in shown] == ["0]", "2]"]
+
+
 def test_every_format_has_the_rows_and_the_problems_of_the_last_one(watch):
     for format in FORMATS:
         text = watch.summary(format)
+        plain = re.sub(r"\\ensuremath{-}", "-", text).replace("{[}", "[").replace("{]}", "]")
+        plain = plain.replace("\\", "")
         for row in watch.rows:
             assert str(row.update) in text
-            interval = row.fit.intervals()["training"]["smooth_l1"]
-            shown = show_with_interval(row.fit.strengths["smooth_l1"], *interval)
-            assert shown.partition(" ")[0].lstrip("-") in text
+            strength = row.fit.strengths["smooth_l1"]
+            assert show_with_interval(strength, *interval_of(row.fit, "smooth_l1")) in plain
         for problem in watch.fit.problems:
             assert problem.kind in text
     assert watch._repr_html_() == watch.summary("html")

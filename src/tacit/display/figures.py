@@ -1,12 +1,12 @@
 """The style of all figures: sizes for papers, and colours that differ in grey too."""
 
-import textwrap
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tacit.display.text import fit_name
 from tacit.errors import InputError
 
 if TYPE_CHECKING:
@@ -20,8 +20,8 @@ SERIES = ((BLUE, "-"), (ORANGE, "--"), (DARK, ":"), (GREEN, "-."), (RED, (0, (1,
 """Colours and strokes of lines in one panel, which differ without colour."""
 SMALL = 7
 """Points of the smallest letters."""
-LETTERS = 17.5
-"""Letters of 8 points in an inch, on average."""
+POINTS = 72
+"""Of an inch."""
 
 
 def style() -> AbstractContextManager[None]:
@@ -64,10 +64,49 @@ def _check_matplotlib() -> None:
 
 def set_title(figure: "Figure", lines: Sequence[str]) -> None:
     """Lines above all panels at the left, wrapped to the width of the figure."""
-    width = int(LETTERS * figure.get_figwidth())
-    lines = [line.replace(" %", "\u00a0%") for line in lines]
-    text = "\n".join(part for line in lines for part in textwrap.wrap(line, width))
-    figure.suptitle(text, x=0.01, ha="left", linespacing=1.25)
+    width = 0.98 * POINTS * figure.get_figwidth()
+    text = "\n".join(part for line in lines for part in wrap(line.replace(" %", "\u00a0%"), width))
+    figure.suptitle(literal(text), x=0.01, ha="left", linespacing=1.25)
+
+
+def wrap(text: str, width: float) -> list[str]:
+    """The text in lines of at most `width` points, in letters of the style's titles.
+
+    Lines end between words; a word that is wider than a line is cut.
+    """
+    lines = [""]
+    for word in text.split(" "):
+        longer = f"{lines[-1]} {word}" if lines[-1] else word
+        if text_width(longer) <= width:
+            lines[-1] = longer
+            continue
+        lines += [""] if lines[-1] else []
+        for letter in word:
+            lines += [""] if text_width(lines[-1] + letter) > width else []
+            lines[-1] += letter
+    return lines
+
+
+def text_width(text: str, size: float | None = None) -> float:
+    """Points that a text is wide in letters of this size, by default of the style's titles."""
+    import matplotlib as mpl
+    from matplotlib.font_manager import FontProperties
+    from matplotlib.textpath import text_to_path
+
+    if not text:
+        return 0.0
+    font = FontProperties(size=mpl.rcParams["figure.titlesize"] if size is None else size)
+    return text_to_path.get_text_width_height_descent(text, font, ismath=False)[0]
+
+
+def literal(text: str) -> str:
+    """The text as it is: matplotlib would read what is between two dollars as a formula."""
+    return text.replace("$", r"\$")
+
+
+def write_name(name: str, width: int) -> str:
+    """A name on one line in that many letters, for a label."""
+    return literal(fit_name(" ".join(name.split()), width))
 
 
 def write_number(value: float) -> str:
@@ -76,8 +115,49 @@ def write_number(value: float) -> str:
 
 
 def write_ticks(axis: Any, most: int = 4) -> None:
-    """Few ticks with short numbers, without a factor at the end of the axis."""
-    from matplotlib.ticker import FuncFormatter, MaxNLocator
+    """Few ticks with short numbers, without a factor at the end of the axis.
 
-    axis.set_major_locator(MaxNLocator(most, min_n_ticks=2))
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.4g}".replace("-", "−")))
+    Where labels beside each other would touch, there are fewer.
+    """
+    from matplotlib.ticker import FuncFormatter
+
+    axis.set_major_locator(_locator_class()(most))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: _write_tick(value)))
+
+
+def _write_tick(value: float) -> str:
+    return f"{value:.4g}".replace("-", "−")
+
+
+@cache
+def _locator_class() -> Any:
+    """A locator of ticks that takes as many as have room for their labels."""
+    from matplotlib.ticker import MaxNLocator
+
+    class RoomyLocator(MaxNLocator):
+        """At most so many ticks, and at least two."""
+
+        def __init__(self, most: int) -> None:
+            super().__init__(most, min_n_ticks=2)
+            self.most = most
+
+        def tick_values(self, vmin: float, vmax: float) -> Any:
+            ticks: Any = []
+            for count in range(self.most, 0, -1):
+                self.set_params(nbins=count)
+                ticks = super().tick_values(vmin, vmax)
+                if _has_room(self.axis, ticks, abs(vmax - vmin)):
+                    break
+            return ticks
+
+    return RoomyLocator
+
+
+def _has_room(axis: Any, ticks: Any, span: float) -> bool:
+    """Whether labels of ticks beside each other do not touch."""
+    if axis.axis_name != "x" or len(ticks) < 2 or not span:
+        return True
+    box = axis.axes.bbox
+    distance = float(ticks[1] - ticks[0]) / span * box.width * POINTS / axis.figure.dpi
+    widest = max(text_width(_write_tick(float(tick)), SMALL) for tick in ticks)
+    return widest + SMALL / 2 <= distance

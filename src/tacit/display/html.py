@@ -5,6 +5,8 @@ from html import escape
 
 from tacit.display.contents import Column, Note, Row, Summary, Table
 
+LEFT = ' style="text-align: left"'
+
 
 def write_html(summary: Summary) -> str:
     """One <section> with the classes `tacit-…`; it has no style of its own."""
@@ -36,7 +38,7 @@ def write_pairs(pairs: Iterable[tuple[str, str]], name: str = "tacit-pairs") -> 
     lines = [f'<table class="{name}"><tbody>']
     for label, text in pairs:
         parts = "<br>".join(escape(line) for line in text.split("\n"))
-        lines.append(f'<tr><th scope="row">{escape(label)}</th><td>{parts}</td></tr>')
+        lines.append(f'<tr><th scope="row"{LEFT}>{escape(label)}</th><td{LEFT}>{parts}</td></tr>')
     return "\n".join([*lines, "</tbody></table>"])
 
 

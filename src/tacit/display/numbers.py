@@ -8,22 +8,22 @@ DIGITS = 5
 
 def show_interval(low: float, high: float) -> str:
     """`[0.129, 0.179]`: the ends of an interval, to two digits of half its width."""
-    _, *ends = _rounded((high + low) / 2, low, high)
+    _, *ends = round_with_ends((high + low) / 2, low, high)
     return f"[{', '.join(ends)}]"
 
 
 def show_with_interval(value: float, low: float, high: float) -> str:
     """`0.154 [0.129, 0.179]`: a number with its interval, all with the same decimals."""
-    shown, *ends = _rounded(value, low, high)
+    shown, *ends = round_with_ends(value, low, high)
     return f"{shown} [{', '.join(ends)}]"
 
 
-def _rounded(value: float, low: float, high: float) -> tuple[str, ...]:
-    """Value and ends with as many decimals as half the width has down to its second digit."""
+def round_with_ends(value: float, low: float, high: float) -> tuple[str, ...]:
+    """A number and the ends of its interval, all down to the second digit of half its width."""
     numbers = value, low, high
     largest = max(map(abs, numbers))
     if not math.isfinite(largest) or not largest:
-        return tuple(f"{number:.4g}" for number in numbers)
+        return tuple(f"{number:.4g}".replace("inf", "∞") for number in numbers)
     exponent = math.floor(math.log10(largest))
     width = (high - low) / 2
     last = math.floor(math.log10(width)) - 1 if width > 0 else exponent - 3

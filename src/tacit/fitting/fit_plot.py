@@ -4,7 +4,6 @@ import math
 from typing import TYPE_CHECKING, Any, Literal
 
 from tacit.display import figures
-from tacit.display.text import fit_name
 from tacit.errors import check_choice
 from tacit.fitting.error_bars import KINDS
 from tacit.fitting.fit_rows import layer_rows
@@ -18,12 +17,13 @@ if TYPE_CHECKING:
     from tacit.fitting.fits import Fit
 
 PlotKind = Literal["strengths", "gradients", "layers"]
-MOST_ROWS, MOST_LAYERS, MOST_NUMBERS = 16, 40, 6
-"""Strengths that are drawn; layers that are; columns of layers that have room for numbers."""
+MOST_ROWS, MOST_LAYERS, MOST_COLUMNS, MOST_NUMBERS = 16, 40, 10, 6
+"""Strengths that are drawn; layers and regularizers that are, of layers; columns of these that have
+room for numbers."""
 LONGEST = 20
 """Letters of a name."""
-ROW = 0.2
-"""Inches of a row."""
+ROW, BAR = 0.2, 1.0
+"""Inches of a row, and of a bar of colours at least."""
 
 
 def draw_fit(fit: "Fit", kind: PlotKind) -> "Figure":
@@ -93,9 +93,11 @@ def _draw_group(axes: Any, fit: "Fit", names: list[str], kinds: list[str]) -> No
         ends.append(strength)
         for number, kind in enumerate(kinds):
             low, high = intervals[kind][name]
+            height = place + 0.5 * (number + 0.5) / len(kinds) - 0.25
+            height = place if len(kinds) == 1 else height
+            if math.isinf(high - low) and kind != "layers":
+                axes.axhline(height, zorder=2, **_stroke(number, kind))  # from end to end
             if math.isfinite(high - low):
-                height = place + 0.5 * (number + 0.5) / len(kinds) - 0.25
-                height = place if len(kinds) == 1 else height
                 axes.plot([low, high], [height] * 2, zorder=2, **_stroke(number, kind))
                 ends += [low, high]
         axes.plot(
@@ -111,7 +113,7 @@ def _draw_group(axes: Any, fit: "Fit", names: list[str], kinds: list[str]) -> No
     margin = 0.06 * (max(ends) - min(ends)) or 1.0
     axes.set_xlim(min(ends) - margin, max(ends) + margin)
     axes.set_ylim(len(names) - 0.5, -0.5)
-    axes.set_yticks(range(len(names)), [fit_name(name, LONGEST) for name in names])
+    axes.set_yticks(range(len(names)), [figures.write_name(name, LONGEST) for name in names])
     axes.tick_params(axis="y", length=0)
     figures.write_ticks(axes.xaxis)
 
@@ -119,11 +121,16 @@ def _draw_group(axes: Any, fit: "Fit", names: list[str], kinds: list[str]) -> No
 def draw_layers(fit: "Fit") -> "Figure":
     """What every regularizer explains of every layer's target, in the fit of that layer."""
     labels, rows = _layer_shares(fit)
-    omitted = len(fit.layers) - len(rows)
+    omitted, regularizers = len(fit.layers) - len(rows), len(column_groups(fit.equations))
     remark = "Fitted layer by layer (in brackets: its part of the target)"
     remark += f"; without the {omitted} of smallest targets." if omitted else "."
-    title = title_lines(fit, remark)
-    height = ROW * len(rows) + 0.07 * max(map(len, labels)) + 0.17 * len(title) + 0.4
+    remarks = [remark]
+    if len(labels) <= regularizers:
+        remarks.append(f"{len(labels) - 1} of {regularizers} regularizers, of largest share.")
+    title = title_lines(fit, *remarks)
+    names = [figures.write_name(label, LONGEST) for label in labels]
+    cells_height = max(ROW * len(rows), BAR if len(labels) > MOST_NUMBERS else 0.0)
+    height = cells_height + 0.07 * max(map(len, names)) + 0.17 * len(title) + 0.4
     figure = figures.new_figure(figures.COLUMN, height)
     axes: Any = figure.subplots()
     cells = [[min(max(part, 0.0), 1.0) for part in shares] for _, _, shares in rows]
@@ -132,10 +139,10 @@ def draw_layers(fit: "Fit") -> "Figure":
         _write_numbers(axes, rows)
     else:
         figure.colorbar(image, ax=axes, label="part explained")
-    names = [f"{fit_name(layer, LONGEST)} ({part:.0%})" for layer, part, _ in rows]
-    axes.set_yticks(range(len(rows)), names)
-    slant = {} if sum(map(len, labels)) < 20 else {"rotation": 40, "ha": "left"}
-    axes.set_xticks(range(len(labels)), [fit_name(label, LONGEST) for label in labels], **slant)
+    layers = [f"{figures.write_name(layer, LONGEST)} ({part:.0%})" for layer, part, _ in rows]
+    axes.set_yticks(range(len(rows)), layers)
+    slant = {} if sum(map(len, names)) < 20 else {"rotation": 40, "ha": "left"}
+    axes.set_xticks(range(len(names)), names, **slant)
     axes.tick_params(length=0, top=False, labeltop=True, bottom=False, labelbottom=False)
     axes.axvline(len(labels) - 1.5, color="white", linewidth=3)
     axes.spines[:].set_visible(False)
@@ -147,7 +154,7 @@ def _write_numbers(axes: Any, rows: list[tuple[str, float, list[float]]]) -> Non
     for place, (_, _, shares) in enumerate(rows):
         for column, part in enumerate(shares):
             color = "white" if part > 0.55 else "black"
-            text = f"{part:.0%}".replace("-", "−")
+            text = f"{part:z.0%}".replace("-", "−")
             axes.text(
                 column, place, text, ha="center", va="center", color=color, fontsize=figures.SMALL
             )
@@ -160,10 +167,22 @@ def _layer_shares(fit: "Fit") -> tuple[list[str], list[tuple[str, float, list[fl
     """
     groups = column_groups(fit.equations)
     label_of = {fit.equations.names[c]: label for label, columns in groups.items() for c in columns}
+    drawn = _regularizers_to_draw(fit)
     layers: dict[str, tuple[str, float, list[float]]] = {}
     for row in layer_rows(fit):
-        empty = row["layer"], row["target_share"], [0.0] * len(groups) + [row["explained"]]
+        empty = row["layer"], row["target_share"], [0.0] * len(drawn) + [row["explained"]]
         _, _, shares = layers.setdefault(row["layer"], empty)
-        shares[list(groups).index(label_of[row["name"]])] += row["share"]
+        if (label := label_of[row["name"]]) in drawn:
+            shares[drawn.index(label)] += row["share"]
     largest = sorted(layers, key=lambda layer: -layers[layer][1])[:MOST_LAYERS]
-    return [*groups, "all"], [layers[layer] for layer in layers if layer in largest]
+    return [*drawn, "all"], [layers[layer] for layer in layers if layer in largest]
+
+
+def _regularizers_to_draw(fit: "Fit") -> list[str]:
+    """All regularizers, or those with the largest shares, in their order."""
+    groups, names = column_groups(fit.equations), fit.equations.names
+    share_of = {
+        label: abs(sum(fit.shares[names[c]] for c in columns)) for label, columns in groups.items()
+    }
+    largest = sorted(share_of, key=lambda label: -share_of[label])[:MOST_COLUMNS]
+    return [label for label in groups if label in largest]

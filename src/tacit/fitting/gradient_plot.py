@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 MOST_DOTS, MOST_READ = 3000, 200_000
 """Parameters that are drawn one by one; above, cells are drawn as dark as they have parameters, and
 of more than the second number only every second, third, … parameter is read."""
+LONGEST = 16
+"""Letters of a name."""
 LABELS = {
     "endpoint": ("fitted penalty, Σ λ̂ ∂R/∂θ", "negative loss gradient, −∂L/∂θ"),
     "difference": ("fitted penalty, Σ λ̂ ∂R/∂θ", "∂L/∂θ with the technique − without"),
@@ -54,7 +56,10 @@ def draw_gradients(fit: "Fit") -> "Figure":
     figures.write_ticks(axes.xaxis)
     figures.write_ticks(axes.yaxis)
     listed = [*fit.strengths.items()][:4]
-    strengths = [f"{name}: λ̂ = {figures.write_number(value)}" for name, value in listed]
+    strengths = [
+        f"{figures.write_name(name, LONGEST)}: λ̂ = {figures.write_number(value)}"
+        for name, value in listed
+    ]
     more = [f"and {len(fit.strengths) - 4} more"] if len(fit.strengths) > 4 else []
     axes.text(
         0.03, 0.97, "\n".join([*strengths, *more]), transform=axes.transAxes, va="top",

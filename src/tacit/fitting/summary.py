@@ -175,7 +175,7 @@ def _table(fit: "Fit") -> Table:
         strength = f"{fit.strengths[name]:.6g}"
         errors = (_error(by_name[name], kind) for kind, by_name in errors_by_kind.items())
         shown = f"({strength})" if is_doubtful(fit) else strength
-        share, inflation = f"{fit.shares[name]:.4f}", write_number(fit.inflation[name])
+        share, inflation = f"{fit.shares[name]:z.4f}", write_number(fit.inflation[name])
         rows.append((name, shown, *errors, share, inflation))
     if len(names) > MAX_ROWS:
         rows.append((f"… and {len(names) - MAX_ROWS} more (Fit.strengths has all)",))
@@ -275,8 +275,8 @@ def _numbers(fit: "Fit") -> tuple[tuple[tuple[str, str], ...], ...]:
     size = math.sqrt(sum(value**2 for value in norms) / len(norms))
     return (
         (
-            ("explained", f"{fit.explained:.4f}"),
-            ("cosine", f"{fit.cosine:.4f}"),
+            ("explained", f"{fit.explained:z.4f}"),
+            ("cosine", f"{fit.cosine:z.4f}"),
             ("residual ratio", f"{fit.residual_ratio:.2g}"),
             ("condition", write_number(fit.condition)),
         ),

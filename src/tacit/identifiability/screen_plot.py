@@ -4,7 +4,6 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from tacit.display import figures
-from tacit.display.text import fit_name
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -42,9 +41,10 @@ def _draw(screen: "Screen", rows: list["ScreenRow"]) -> "Figure":
     axes.tick_params(axis="y", length=0)
     ends = (places[-1] + 0.8, places[0] - 0.8) if places else (1, 0)
     axes.set(xlim=(0, 1), ylim=ends, xlabel="part of the target explained")
-    axes.barh(-9, 0, color=figures.BLUE, label="alone, chosen")
+    if any(row.chosen for row in rows):
+        axes.barh(-9, 0, color=figures.BLUE, label="alone, chosen")
     axes.barh(-9, 0, color=figures.PALE, label="alone, others")
-    axes.plot([], [], color=figures.DARK, lw=1.4, label="added beside the chosen ones")
+    axes.plot([], [], "|", color=figures.DARK, ms=8, mew=1.4, label="added beside the chosen ones")
     figure.legend(loc="outside lower left", ncols=2, columnspacing=1, borderpad=0)
     figures.set_title(figure, [_title(screen)])
     return figure
@@ -53,14 +53,15 @@ def _draw(screen: "Screen", rows: list["ScreenRow"]) -> "Figure":
 def _title(screen: "Screen") -> str:
     """The verdict, without its remedy."""
     if screen.fit is None:
-        return screen.reason.partition(";")[0].partition(":")[0]
+        reason = screen.reason.partition(";")[0].partition(":")[0]
+        return reason[:1].upper() + reason[1:]
     names = " and ".join(screen.fit.strengths)
     aligned = "" if screen.verdict == "answer" else " (aligned, not the answer)"
     return f"{names}: {screen.fit.explained:.0%} of the target{aligned}"
 
 
 def _label(row: "ScreenRow") -> str:
-    name = fit_name(row.name, LONGEST)
+    name = figures.write_name(row.name, LONGEST)
     return f"{name} ({figures.write_number(row.strength)})" if row.chosen else name
 
 

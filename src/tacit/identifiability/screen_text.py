@@ -34,8 +34,8 @@ def summarize_screen(screen: "Screen") -> Summary:
     by_name = {row.name: row for row in screen.table}
     rows = [row for group in shown for row in _group_rows(group, by_name)]
     if (hidden := len(screen.groups) - len(shown)) > 0:
-        more = count_of(hidden, "more groups")
-        rows.append((f"… and {more}, not confirmed: see screen.table",))
+        ending = "s, none of them" if hidden > 1 else ", not"
+        rows.append((f"… and {hidden} more group{ending} confirmed: see screen.table",))
     return Summary(
         title=f"tacit: screen of {count_of(len(screen.table), 'candidates')}, over "
         f"{count_of(count, UNITS[kind])}",
@@ -65,7 +65,7 @@ def _group_rows(group: "Group", by_name: dict[str, "ScreenRow"]) -> list[tuple[s
     rows = []
     for place, name in enumerate(group.members[:MOST_SHOWN]):
         row = by_name[name]
-        parts = (f"{part:.3f}" for part in (row.alone, row.added, row.held_out))
+        parts = (f"{part:z.3f}" for part in (row.alone, row.added, row.held_out))
         p = _p_value(group.p) if place == 0 else ""
         rows.append((name + (" *" if row.chosen else ""), *parts, p, _strength(row)))
     if (more := len(group.members) - MOST_SHOWN) > 0:

@@ -320,7 +320,7 @@ def _judge(chosen: Fit, groups: Sequence[Group]) -> tuple[Verdict, str]:
     if rest is None or chosen.explained >= ENOUGH:
         return "answer", f"{listed}: confirmed, with {explained} of the target explained."
     return "aligned", (
-        f"aligned, not the answer: {explained} of the target is explained by {listed}, which is no "
+        f"Aligned, not the answer: {explained} of the target is explained by {listed}, which is no "
         f"accident. {rest.remedy}"
     )
 
@@ -347,7 +347,7 @@ def _judge_none(tests: GroupTests) -> tuple[Verdict, str]:
         )
     if least_p(telling) > LEVEL:
         return "ranked", (
-            f"most is aligned with {most}, of which {telling} of {clusters} {kind} have equations "
+            f"Most is aligned with {most}, of which {telling} of {clusters} {kind} have equations "
             f"(zero weights have none). So few give no p-value below {least_p(telling):.2g}: "
             "candidates are ranked, and none is confirmed. Stack endpoints, or record more epochs."
         )
@@ -362,7 +362,7 @@ def _judge_none(tests: GroupTests) -> tuple[Verdict, str]:
     if tests.signal < 1:
         rest = f"{1 - tests.signal:.0%} of the target is noise. As to the rest"
     return "nothing", (
-        f"none of the candidates explains more than chance; most is aligned with {most}. {rest}: "
+        f"None of the candidates explains more than chance; most is aligned with {most}. {rest}: "
         "either a penalty that is not in the catalogue acts here, or training had not finished."
     )
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from tacit.display import Note, Summary
 from tacit.display.figures import write_number
+from tacit.display.numbers import round_with_ends
 from tacit.errors import InputError, ProblemKind
 from tacit.fitting.error_bars import KINDS
 from tacit.fitting.layer_table import summarize_layers
@@ -83,16 +84,20 @@ def describe_strengths(fit: "Fit") -> list[str]:
     intervals = {kind: each for kind, each in fit.intervals().items() if kind != "layers"}
     texts = []
     for name, strength in fit.strengths.items():
-        shown = write_number(strength)
-        text = f"{name} has strength {f'({shown})' if is_doubtful(fit) else shown}"
         if math.isinf(fit.inflation[name]):
-            text = f"the strength of {name} is not determined"
-        elif (kind := widest(intervals, name)) is not None:
+            texts.append(f"the strength of {name} is not determined")
+            continue
+        shown, interval = write_number(strength), ""
+        if (kind := widest(intervals, name)) is not None:
             low, high = intervals[kind][name]
             if low < high:
-                ends = f"{write_number(low)} to {write_number(high)}"
-                text += f", 95 % interval {ends} for {KINDS[kind]}"
-        texts.append(text)
+                rounded = round_with_ends(strength, low, high)
+                shown, low_end, high_end = (text.replace("-", "−") for text in rounded)
+                interval = f", 95 % interval {low_end} to {high_end} for {KINDS[kind]}"
+        elif any(math.isinf(by_name[name][1]) for by_name in intervals.values()):
+            interval = ", and no finite interval"
+        shown = f"({shown})" if is_doubtful(fit) else shown
+        texts.append(f"{name} has strength {shown}{interval}")
     return texts
 
 

@@ -83,8 +83,8 @@ def _candidates(screen: "Screen") -> Section:
     content = boxed_table(table, "candidates by group")
     rows = tuple(
         (
-            row["name"], str(row["group"]), f"{row['alone']:.4f}", f"{row['added']:.4f}",
-            f"{row['held_out']:.4f}", f"{row['p']:.3g}", f"{row['strength']:.4g}",
+            row["name"], str(row["group"]), f"{row['alone']:z.4f}", f"{row['added']:z.4f}",
+            f"{row['held_out']:z.4f}", f"{row['p']:.3g}", f"{row['strength']:.4g}",
             "yes" if row["chosen"] else "",
         )
         for row in screen_rows(screen)

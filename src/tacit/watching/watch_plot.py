@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from tacit.display import figures
-from tacit.display.text import fit_name
 from tacit.fitting.shares import column_groups
 from tacit.fitting.summary import title_lines
 from tacit.watching.changes import interval_of
@@ -57,11 +56,12 @@ def _draw_strengths(
 ) -> None:
     """The strengths of one regularizer along the updates, with their intervals as bands."""
     updates = [row.update for row in rows]
-    shown = names[: len(figures.SERIES)]
+    shown, lines = names[: len(figures.SERIES)], []
     for name, (color, dashes) in zip(shown, figures.SERIES, strict=False):
         strengths = [row.fit.strengths[name] for row in rows]
         axes.plot(updates, strengths, "o", color=color)
-        axes.plot(updates, strengths, color=color, linestyle=dashes, label=name)
+        (line,) = axes.plot(updates, strengths, color=color, linestyle=dashes)
+        lines.append(line)
         intervals = [interval_of(row.fit, name) or (math.nan, math.nan) for row in rows]
         low, high = (
             [v if math.isfinite(v) else math.nan for v in ends]
@@ -71,10 +71,11 @@ def _draw_strengths(
         if len(rows) == 1:
             axes.vlines(updates, low, high, color=color)
     axes.axhline(0, color="black", linewidth=0.6)
-    title = f"strength of {fit_name(label, LONGEST)}"
+    title = f"strength of {figures.write_name(label, LONGEST)}"
     if len(names) > len(shown):
         title += f" (first {len(shown)} of {len(names)})"
     axes.set_title(title, fontsize=figures.SMALL)
     if len(shown) > 1:
-        axes.legend(ncols=2, columnspacing=1, handlelength=1.8)
+        labels = [figures.write_name(name, LONGEST // 2) for name in shown]
+        axes.legend(lines, labels, ncols=2, columnspacing=1, handlelength=1.8)
     figures.write_ticks(axes.yaxis, most=3)
