@@ -268,9 +268,8 @@ class Watch:
 
     def _begin_window(self) -> None:
         self.position = 0
-        observed = self._schedule.begin(
-            self._agreed(self._clock.training), self._agreed(self._clock.watching)
-        )
+        times = map(self._agreed, (self._clock.training, self._clock.watching))
+        observed = self._schedule.begin(*times)
         first = not (self._schedule.window or self.updates)
         self._is_trial = first and not observed and self._schedule.budget is not None
         self._attach(recording=observed or self._is_trial)
