@@ -47,6 +47,7 @@ from tacit.objective.params import (
     Params,
     check_params,
     norm,
+    sum_over_parts,
 )
 from tacit.objective.passes import Derivative, Passes, PassResult, move_by
 from tacit.objective.per_example import DirectionalDerivatives
@@ -324,7 +325,7 @@ class Objective:
         with derivatives.twice_differentiable():
             self.compared.check_products(point)
             entries = self._run(point, partial(curvatures, directions=directions)).derivative
-        return float(sum(e.sum() for e in entries.values()))
+        return sum(sum_over_parts({n: float(e.sum()) for n, e in entries.items()}).values())
 
     @on_its_ranks
     @torch.inference_mode(mode=False)
