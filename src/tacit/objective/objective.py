@@ -16,7 +16,7 @@ from tacit.objective.batches import (
     open_batches,
     tensors_in,
 )
-from tacit.objective.checks import check_probe, check_split, check_statistics
+from tacit.objective.checks import check_probe, check_shared, check_statistics
 from tacit.objective.compared import ComparedDerivatives
 from tacit.objective.few_examples import loss_of_few
 from tacit.objective.losses import (
@@ -161,7 +161,7 @@ class Objective:
             batch_norm=self.batch_norm, redraws_data=self._redraws or grouped,
             sums=SUMS[accumulate], ranks=self.ranks,
         )  # fmt: skip
-        check_split(passes)
+        check_shared(passes, self.point())
         self.regroups: bool = grouped and passes.regroups()
         """Whether draws differ in which examples share a batch."""
         self.random: bool = training or self.regroups
