@@ -25,8 +25,8 @@ def together(request, tmp_path_factory):
 def test_strengths_and_error_bars_are_those_of_one_process(alone, together):
     assert len(alone) > 20
     for results in together:
-        missing = alone.keys() - results.keys()
-        assert all(case.startswith("data_families") for case in missing)
+        assert results.keys() <= alone.keys()
+        assert len(results) > 10
         for case in results:
             expected = alone[case]
             for what, numbers in expected.items():

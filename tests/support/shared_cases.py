@@ -78,11 +78,10 @@ def describe(fit: tacit.Fit) -> dict[str, Any]:
 
 
 def all_cases(kind: str) -> dict[str, Any]:
-    """Every case by its name."""
-    cases = (
-        endpoints, low_rank, tokens, differences, steps, epochs, watched, products, data_families,
-        screened,
-    )  # fmt: skip
+    """Every case by its name; of four processes, which are slow on two cores, a few."""
+    cases = endpoints, tokens, epochs
+    if processes(kind) < 4:
+        cases += low_rank, differences, steps, watched, products, data_families, screened
     return {f"{case.__name__}: {name}": value for case in cases for name, value in case(kind)}
 
 
