@@ -122,6 +122,13 @@ def test_at_a_minimum_of_the_loss_there_is_no_signal():
     assert not any(group.confirmed for group in screen.groups)
 
 
+def test_one_layer_is_written_in_the_singular():
+    model, data = nn.Linear(5, 1).double(), random_data(0)
+    screen = tacit.screen(Objective(model, F.mse_loss, data), cost="weights")
+    assert screen.reason.startswith("1 layer cannot give")
+    assert "over 1 layer\n" in str(screen)
+
+
 def test_unfinished_training_is_at_most_aligned():
     model, (X, y) = Columns(1), random_data(1, inputs=20, outputs=3, count=200)
     start = params_of(model)
@@ -194,6 +201,84 @@ def test_columns_that_are_alike_are_one_group():
     ]
     tests = GroupTests(equations_of_parts(parts, 4), [(f"r{i}", "") for i in range(4)])
     assert sorted(map(sorted, tests.groups)) == [[0, 1, 3], [2]]
+
+
+def screen_of_two_alike(strengths, rest, own=0.33):
+    """Of columns that are alike in ten layers, with a part of the target that is of neither."""
+    parts = []
+    for i in range(10):
+        common = draw(210 + i, 40, 1)
+        design = torch.cat([common + own * draw(j + i, 40, 1) for j in (30, 50)], dim=1)
+        target = design @ torch.tensor(strengths)[:, None].double() + rest * draw(470 + i, 40, 1)
+        parts.append((str(i), 0, 0, torch.cat([design, target], 1)))
+    return tacit.screen(equations_of_parts(parts, 2))
+
+
+def test_two_that_nearly_cancel_are_not_the_answer():
+    """They come close to a third penalty; where they explain all, they may be what was applied."""
+    assert screen_of_two_alike([1.0, 1.0], rest=0.1).verdict == "answer"
+    screen = screen_of_two_alike([1.0, -1.0], rest=0.08)
+    assert screen.verdict != "answer"
+    assert len(screen.fit.strengths if screen.fit else ()) < 2
+    exact = screen_of_two_alike([1.0, -1.0], rest=0.0)
+    assert exact.verdict == "answer"
+    assert [problem.kind for problem in exact.fit.problems] == ["negative"]
+
+
+def test_a_member_that_is_undecided_is_not_named_in_the_verdict():
+    screen = screen_of_two_alike([0.5, 0.5], rest=1.0, own=0.03)
+    (group,) = screen.groups
+    assert group.confirmed
+    assert not group.named
+    assert f"{group.members[0]} (or another of 2 that are alike)" in screen.reason
+
+
+class Chain(nn.Module):
+    """A classifier of ten layers."""
+
+    def __init__(self, seed):
+        super().__init__()
+        torch.manual_seed(seed)
+        self.first, self.last = nn.Linear(5, 6), nn.Linear(6, 3)
+        self.blocks = nn.ModuleList(nn.Linear(6, 6) for _ in range(8))
+
+    def forward(self, x):
+        x = self.first(x)
+        for block in self.blocks:
+            x = x + torch.tanh(block(x))
+        return self.last(x)
+
+
+def classifier_screen(seed, smoothing=0.0, decay=0.0, iterations=300):
+    """A screen of a classifier after L-BFGS on the loss with smoothed labels and ridge."""
+    model = Chain(seed).double()
+    X = torch.randn(80, 5).double()
+    y = torch.randint(3, (80,))
+
+    def loss():
+        penalty = decay * sum(p.square().sum() for p in model.parameters())
+        return F.cross_entropy(model(X), y, label_smoothing=smoothing) + penalty
+
+    minimise(loss, model.parameters(), iterations=iterations)
+    return tacit.screen(Objective(model, F.cross_entropy, (X, y)))
+
+
+@pytest.mark.slow
+def test_layers_that_share_their_examples_do_not_confirm_what_depends_on_the_data():
+    """Of 24 other classifiers without a penalty, one had a claim, and none of label smoothing."""
+    screens = [classifier_screen(seed) for seed in range(940_001, 940_013)]
+    claims = [row.name for screen in screens for row in screen.table if row.chosen]
+    assert "label_smoothing" not in claims
+    assert sum(screen.verdict in ("answer", "aligned") for screen in screens) <= 1
+    assert any("same examples" in s.left_out.get("label_smoothing", "") for s in screens)
+
+
+@pytest.mark.slow
+def test_label_smoothing_is_found_at_an_endpoint():
+    screen = classifier_screen(940_021, smoothing=0.1, decay=0.02, iterations=3000)
+    assert screen.verdict == "answer"
+    assert {*screen.fit.strengths} == {"l2", "label_smoothing"}
+    assert screen.fit.strengths["l2"] == pytest.approx(0.02, rel=0.02)
 
 
 def test_equations_are_screened_with_their_own_candidates():

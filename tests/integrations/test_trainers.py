@@ -6,6 +6,8 @@ import pytest
 import torch
 from support.trainers import LOOPS, Run
 
+import tacit
+
 pytestmark = [
     # Lightning advises more workers and a larger log, and uses what torch has deprecated.
     pytest.mark.filterwarnings("ignore::UserWarning:lightning_utilities.core.rank_zero"),
@@ -42,6 +44,15 @@ def test_a_trainer_gives_the_numbers_of_a_plain_loop(loop, options, tmp_path):
     for (update, window, metrics), other in zip(result.rows, expected.rows, strict=True):
         assert (update, window) == other[:2]
         assert metrics == pytest.approx(other[2], rel=1e-10)
+
+
+def test_lightning_must_not_end_an_epoch_with_a_gradient_that_is_too_small(tmp_path):
+    """Of 12 batches, 5 + 5 + 2 are accumulated, and each sum is divided by 5: 0.8 on average."""
+    with pytest.raises(tacit.InputError, match=r"25% too large.* limit_train_batches=10"):
+        LOOPS["Lightning"](Run(accumulate=5), tmp_path)
+    with pytest.raises(tacit.InputError, match="100% too large"):
+        LOOPS["Lightning"](Run(accumulate=24), tmp_path)
+    assert not LOOPS["Lightning"](Run(accumulate=5, watched=False), tmp_path).rows
 
 
 def without_time(logged):

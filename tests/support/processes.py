@@ -35,10 +35,9 @@ def _run(rank: int, function: Callable[[str], Any], kind: str, count: int, folde
     distributed.init_process_group(
         "gloo", store=store, rank=rank, world_size=count, timeout=TIMEOUT
     )
-    try:
-        torch.save(function(kind), folder / f"{rank}.pt")
-    finally:
-        distributed.destroy_process_group()
+    torch.save(function(kind), folder / f"{rank}.pt")
+    distributed.barrier()
+    distributed.destroy_process_group()
 
 
 def share(model: nn.Module, kind: str) -> nn.Module:

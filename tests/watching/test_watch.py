@@ -144,11 +144,19 @@ def test_training_is_the_same_bit_by_bit(options, how):
 
 @pytest.mark.parametrize("options", LOOPS.values(), ids=LOOPS)
 @pytest.mark.parametrize("stop", [3, 5, 8])
-def test_a_resumed_run_has_the_rows_of_one_that_was_not_interrupted(options, stop):
+@pytest.mark.parametrize("budget", [None, 0.5])
+def test_a_resumed_run_has_the_rows_of_one_that_was_not_interrupted(
+    options, stop, budget, monkeypatch
+):
+    def after_the_first(schedule, *_):
+        return schedule.budget is None or schedule.window > 0
+
+    monkeypatch.setattr("tacit.watching.schedule.Schedule._is_affordable", after_the_first)
+
     def start():
         loop = Loop(**options)
         (decay,) = optimizer_penalties(loop.optimizer, loop.model)
-        return loop, loop.watch([decay, LASSO], every=5, steps=8, budget=None)
+        return loop, loop.watch([decay, LASSO], every=5, steps=8, budget=budget)
 
     through, expected = start()
     through.train(10)
@@ -189,6 +197,49 @@ def test_a_state_of_another_watch_is_refused():
     loop.train(2, watch.end_epoch)
     with pytest.raises(tacit.InputError, match="regularizers"):
         Loop().watch([LASSO], every=4, budget=None).load_state_dict(watch.state_dict())
+    with pytest.raises(tacit.InputError, match="steps=None, and this one has steps=6"):
+        Loop().watch([tacit.l2()], every=4, steps=6).load_state_dict(watch.state_dict())
+
+
+@pytest.mark.parametrize("budget", [None, 0.02])
+def test_other_hooks_of_the_optimizer_may_come_after(budget):
+    """torch goes through all of them when a window of updates ends, or the first few updates."""
+    loop, seen = Loop(), []
+    watch = loop.watch([tacit.l2()], every=5, steps=6, budget=budget)
+    loop.optimizer.register_step_post_hook(lambda *_: seen.append(watch.updates))
+    second = loop.watch([tacit.l2()], every=4, steps=5, budget=None)
+    loop.train(5)
+    assert seen == list(range(1, 61))
+    assert [row.window for row in watch.rows] == ([] if budget else [5, 10])
+    assert [row.window for row in second.rows] == [4, 8, 12]
+
+
+@pytest.mark.parametrize("still", [{6}, {7}, {8}, {10, 11, 12}])
+def test_windows_at_rate_zero_are_passed_over(still):
+    """As at the end of a schedule; a row is of windows that follow each other."""
+    loop = Loop()
+    watch = loop.watch([tacit.l2()], every=4, budget=None)
+    for epoch in range(1, 15):
+        loop.optimizer.param_groups[0]["lr"] = 0.0 if epoch in still else 0.05
+        loop.train(1, watch.end_epoch)
+    assert len(watch.rows) >= 2
+    for row in watch.rows:
+        observed = {*range(row.window - row.examples // 96 + 1, row.window + 1)}
+        assert len(observed) >= 4
+        assert not observed & still
+        assert row.fit.strengths["l2"] == pytest.approx(0.05, rel=0.1)
+
+
+def test_the_first_few_updates_are_recorded_once_also_in_a_resumed_run():
+    loop = Loop()
+    watch = loop.watch([tacit.l2()], every=20, steps=40)
+    loop.train(1)  # twelve updates, of which the first four are a trial
+    trial = watch.state_dict()["schedule"]["trial"]
+    resumed = Loop().watch([tacit.l2()], every=20, steps=40)
+    resumed.load_state_dict(watch.state_dict())
+    assert not resumed.observing
+    assert resumed.state_dict()["schedule"]["trial"] == trial
+    assert resumed.state_dict()["is_trial"] is False
 
 
 @pytest.mark.usefixtures("any_time")

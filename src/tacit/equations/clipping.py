@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from tacit.equations.step_hooks import StepHooks
 from tacit.objective.ranks import current_ranks, own_rows
 
 FLAT, DIFFERENT = 1e-5, 1e-3
@@ -26,11 +27,11 @@ class GradientSizes:
     no update waits for them.
     """
 
-    def __init__(self, optimizer: Optimizer):
+    def __init__(self, hooks: Optimizer | StepHooks):
         self._rows: deque[Tensor] = deque(maxlen=MOST_UPDATES)
         self.hooks = (
-            optimizer.register_step_pre_hook(self._before_step),
-            optimizer.register_step_post_hook(self._after_step),
+            hooks.register_step_pre_hook(self._before_step),
+            hooks.register_step_post_hook(self._after_step),
         )
 
     def last(self, updates: int = MOST_UPDATES) -> Tensor:

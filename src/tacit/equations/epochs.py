@@ -15,6 +15,7 @@ from tacit.equations.clipping import GradientSizes, clipped_part, was_skipped
 from tacit.equations.equations import Equations
 from tacit.equations.recording import Momentum, Rows, WrapperWatch, flow_times
 from tacit.equations.scale_free import find_scale_free, row_products, without_lengthening
+from tacit.equations.step_hooks import StepHooks
 from tacit.equations.steps import trajectory_target
 from tacit.equations.target import Setting, Target, TargetPoint
 from tacit.equations.target_files import read_content, target_content
@@ -87,22 +88,29 @@ class EpochAverages:
     """
 
     def __init__(
-        self, model: nn.Module, optimizer: Optimizer, averaged: Sequence[Regularizer], epochs: int
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        averaged: Sequence[Regularizer],
+        epochs: int,
+        hooks: StepHooks | None,
     ):
-        self._wrapper, optimizer = WrapperWatch(model, optimizer), unwrap_optimizer(optimizer)
+        self._wrapper = WrapperWatch(model, optimizer, hooks)
+        optimizer = unwrap_optimizer(optimizer)
+        register = hooks or optimizer
         self._model, self._optimizer, self._averaged = model, optimizer, tuple(averaged)
         self.ranks: Ranks = ranks_of(model)
         """The processes that share the model; each records its own rows of the parameters."""
         self._epochs: deque[Epoch] = deque(maxlen=epochs)
         self.length_matters: set[str] = set()
         """Matrices on whose length the loss was seen to depend: `target` does not look again."""
-        self._momentum, self._sizes = Momentum(model), GradientSizes(optimizer)
+        self._momentum, self._sizes = Momentum(model), GradientSizes(register)
         self._start_epoch()
         self._hooks = (
             *self._wrapper.hooks,
             *self._sizes.hooks,
-            optimizer.register_step_pre_hook(self._add_point),
-            optimizer.register_step_post_hook(self._add_forces),
+            register.register_step_pre_hook(self._add_point),
+            register.register_step_post_hook(self._add_forces),
         )
 
     def __len__(self) -> int:
@@ -168,6 +176,11 @@ class EpochAverages:
         for regularizer, sums in self._column_sums.items():
             for name, column in regularizer.gradient(params).items():
                 _add(sums.setdefault(name, float64_zeros(params)), column)
+
+    @property
+    def has_moved(self) -> bool:
+        """Whether the current epoch had an update, of a step size above zero."""
+        return max(self._times.values()) > 0
 
     def end_epoch(self) -> None:
         """End the current epoch; call this after the last update of every epoch."""
@@ -374,9 +387,20 @@ def average_epochs(
     >>> round(fit.strengths["l2"], 2), len(fit.sources)  # weight decay 0.2 is 0.1 ‖θ‖²
     (0.1, 4)
     """
+    check_whole("epochs", epochs)
+    return observe_epochs(model, optimizer, averaged, epochs)
+
+
+def observe_epochs(
+    model: nn.Module,
+    optimizer: Optimizer,
+    averaged: Sequence[Regularizer],
+    epochs: int = 1,
+    hooks: StepHooks | None = None,
+) -> EpochAverages:
+    """What `average_epochs` returns, by hooks that may be made and closed within an update."""
     check_type("model", model, nn.Module, "a torch.nn.Module")
     _check_optimizer(model, unwrap_optimizer(optimizer))
-    check_whole("epochs", epochs)
     if not isinstance(averaged, Sequence) or any(not isinstance(r, Regularizer) for r in averaged):
         raise InputError("averaged is not a list of regularizers: pass one, as in [tacit.l2()].")
     costly = [r for r in averaged if r.cost == "second-order"]
@@ -386,7 +410,7 @@ def average_epochs(
             "over updates would hide their noise. Leave it out of averaged=, and pass it to "
             "target.equations, which takes it at the mean weights."
         )
-    return EpochAverages(model, optimizer, averaged, epochs)
+    return EpochAverages(model, optimizer, averaged, epochs, hooks)
 
 
 def _add(sums: Params, tensors: Mapping[str, Tensor]) -> None:

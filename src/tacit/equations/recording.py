@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from tacit.equations.clipping import GradientSizes, clipped_part, was_skipped
+from tacit.equations.step_hooks import StepHooks
 from tacit.equations.trajectory import Trajectory, check_time
 from tacit.errors import InputError, check_type
 from tacit.objective.models import copy_statistics, trainable, used_statistics
@@ -217,16 +218,17 @@ class WrapperWatch:
     Accelerate's does not; one that averages weights, as Lookahead, does. Norms are compared.
     """
 
-    def __init__(self, model: nn.Module, wrapper: Any):
+    def __init__(self, model: nn.Module, wrapper: Any, hooks: StepHooks | None = None):
         self._model, self._wrapper = model, wrapper
         self._norms = torch.zeros(0)
         self._moved = torch.zeros((), dtype=torch.bool)
         self.hooks: tuple[RemovableHandle, ...] = ()
         optimizer = unwrap_optimizer(wrapper)
         if optimizer is not wrapper:
+            register = hooks or optimizer
             self.hooks = (
-                optimizer.register_step_pre_hook(self._before_step),
-                optimizer.register_step_post_hook(self._after_step),
+                register.register_step_pre_hook(self._before_step),
+                register.register_step_post_hook(self._after_step),
             )
 
     def check(self) -> None:

@@ -81,8 +81,14 @@ class Target:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the target to a file (safetensors): vectors, points, floors and what they are of.
 
-        It takes one vector in float64 and the parameters per point and group of draws.
+        It takes one vector in float64 and the parameters per point and group of draws. Where
+        processes share the rows of parameters, none has a whole target: save its equations.
         """
+        if self.ranks.shards is not None:
+            raise InputError(
+                "each process has some rows of this target, and a file needs all: save equations "
+                "written from it (Equations.save), in one of the processes."
+            )
         save_target(self.setting, self.points, path)
 
     @staticmethod

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import combinations
+from itertools import combinations, compress
 
 import torch
 from torch import Tensor
@@ -23,6 +23,8 @@ LEAST_ADDED = 0.01
 """A candidate that adds less of the target than this is not chosen."""
 MOST_LEFT = 0.8
 """Two members of a group are chosen where they leave at most this part of what the best leaves."""
+ALL = 0.999
+"""Two members of which one is negative are chosen where they explain at least this part."""
 SWEEPS = 2
 """How often the members of a group are chosen anew beside those of the other groups."""
 
@@ -129,11 +131,17 @@ class GroupTests:
         """The member, or the two, that explain most of held-out clusters beside the others.
 
         Two, where these leave clearly less than the best one, and each adds to the other by a test.
+        Not where one is negative, unless they explain all: two that are alike and nearly cancel
+        come close to any third penalty.
         """
         pairs = list(combinations(group, 2))
         scores = self.held_out([[c, *others] for c in group] + [[*pair, *others] for pair in pairs])
-        singles, doubles = scores[: len(group)], scores[len(group) :]
+        singles, scores = scores[: len(group)], scores[len(group) :]
         one = max(range(len(group)), key=lambda i: round(singles[i], 9))
+        fair = [
+            s >= ALL or self._is_positive(p, others) for p, s in zip(pairs, scores, strict=True)
+        ]
+        pairs, doubles = [*compress(pairs, fair)], [*compress(scores, fair)]
         if pairs:
             best = max(doubles)
             equal = [p for p, d in zip(pairs, doubles, strict=True) if best - d < TIE]
@@ -151,12 +159,16 @@ class GroupTests:
         their columns are: the decays of two layers are read more easily than the decay of both and
         what one has besides.
         """
-        columns = self.equations.factor()[:, [*pair]]
-        targets = self.equations.factor()[:, len(self.names) :]
-        system = System(columns)
-        positive = bool((system.solve(targets.mean(1, keepdim=True)) >= 0).all())
-        alone, unlike = self.explained(pair), -abs(float(system.cosines[0, 1]))
-        return positive, round(alone, 9), round(unlike, 9)
+        cosines = System(self.equations.factor()[:, [*pair]]).cosines
+        alone, unlike = self.explained(pair), -abs(float(cosines[0, 1]))
+        return self._is_positive(pair, []), round(alone, 9), round(unlike, 9)
+
+    def _is_positive(self, columns: Sequence[int], others: Sequence[int]) -> bool:
+        """Whether no strength of some columns is negative, beside the others."""
+        factor = self.equations.factor()
+        target = factor[:, len(self.names) :].mean(1, keepdim=True)
+        strengths = System(factor[:, [*columns, *others]]).solve(target)
+        return bool((strengths[: len(columns)] >= 0).all())
 
     def telling(self, column: int) -> int:
         """The number of clusters that have anything of a column."""

@@ -37,10 +37,16 @@ def summarize_screen(screen: "Screen") -> Summary:
         ending = "s, none of them" if hidden > 1 else ", not"
         rows.append((f"… and {hidden} more group{ending} confirmed: see screen.table",))
     return Summary(
-        title=f"tacit: screen of {len(screen.table)} candidates, over {count} {UNITS[kind]}",
+        title=f"tacit: screen of {count_of(len(screen.table), 'candidates')}, over "
+        f"{count_of(count, UNITS[kind])}",
         lead=(screen.reason,),
         tables=(Table(COLUMNS, tuple(rows), tuple(_notes(screen))),),
     )
+
+
+def count_of(number: int, unit: str) -> str:
+    """`1 layer`, `2 layers`."""
+    return f"{number} {unit}" if number != 1 else f"1 {unit.removesuffix('s')}"
 
 
 def screen_rows(screen: "Screen") -> list[dict[str, Any]]:

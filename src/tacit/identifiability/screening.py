@@ -18,7 +18,7 @@ from tacit.equations.equations import Equations
 from tacit.equations.target import Target, endpoint_target
 from tacit.errors import InputError, ProblemKind
 from tacit.fitting.error_bars import error_bars_from
-from tacit.fitting.evidence import CLEARLY_EXPLAINED
+from tacit.fitting.evidence import CLEARLY_EXPLAINED, MIN_EXPLAINED
 from tacit.fitting.fits import Fit, fit
 from tacit.fitting.solving import System
 from tacit.fitting.summary import jsonable
@@ -26,7 +26,7 @@ from tacit.identifiability.comparison import ClusterKind
 from tacit.identifiability.group_tests import LEVEL, GroupTests
 from tacit.identifiability.proposals import propose
 from tacit.identifiability.screen_plot import draw_screen
-from tacit.identifiability.screen_text import screen_rows, summarize_screen
+from tacit.identifiability.screen_text import count_of, screen_rows, summarize_screen
 from tacit.identifiability.sign_flips import least_p
 from tacit.objective.objective import Objective
 from tacit.regularizers.family import Cost, Regularizer
@@ -39,6 +39,12 @@ SAME = 1 - 1e-9
 """|cosine| above which two candidates are the same column."""
 ENOUGH = CLEARLY_EXPLAINED
 """A part of the target from which confirmed groups are the answer, whatever the rest is."""
+
+SHARED_EXAMPLES = (
+    "acts on all layers through the same examples, as the loss of unfinished training does: layers "
+    "cannot test it, and it does not explain what the others leave"
+)
+"""Why candidates that depend on the data are left out."""
 
 Verdict = Literal["answer", "aligned", "nothing", "ranked", "no signal"]
 
@@ -97,7 +103,8 @@ class Screen:
     verdict: Verdict
     """"answer": confirmed groups explain the target. "aligned": they explain a part of it, as
     unfinished training does, and are not the answer. "nothing": no group explains more than chance.
-    "ranked": too few clusters for a test. "no signal": the target is rounding or noise."""
+    "ranked": too few clusters for a test, or to tell the candidates apart. "no signal": the target
+    is rounding or noise."""
     groups: tuple[Group, ...]
     """Confirmed ones first."""
     table: tuple[ScreenRow, ...]
@@ -207,7 +214,36 @@ def screen(
         return target.equations([regularizers[c] for c in columns], known=known)
 
     screened = _screen_equations(write(range(len(regularizers))), kinds, write)
-    return replace(screened, left_out=proposals.left_out)
+    of_data = {c for c, r in enumerate(regularizers) if r.cost != "weights"}
+    left_out = proposals.left_out
+    if _is_due_to_shared_examples(screened, {regularizers[c].name for c in of_data}, target):
+        others = [c for c in range(len(regularizers)) if c not in of_data]
+        left_out = left_out | {proposals.candidates[c].family: SHARED_EXAMPLES for c in of_data}
+        screened = _screen_equations(
+            write(others), [kinds[c] for c in others], lambda cs: write([others[c] for c in cs])
+        )
+    return replace(screened, left_out=left_out)
+
+
+def _is_due_to_shared_examples(screened: Screen, of_data: set[str], target: Target) -> bool:
+    """Whether candidates that depend on the data were chosen at an endpoint without good reason.
+
+    The loss and these candidates act on all layers through the outputs of the same examples, so
+    that the layers agree on what they have in common, also where only training is unfinished: the
+    signs of layers are then not random. So these must explain nearly all that the others leave.
+    """
+    if (
+        screened.fit is None
+        or screened.clusters[0] != "layers"
+        or target.setting.mode != "endpoint"
+    ):
+        return False
+    chosen = screened.fit.equations
+    columns = [c for c, name in enumerate(chosen.names) if name not in of_data]
+    if len(columns) == len(chosen.names):
+        return False
+    others = fit(chosen.select_columns(columns)).explained if columns else 0.0
+    return 1 - screened.fit.explained > (1 - ENOUGH) * (1 - others)
 
 
 def _target_of(source: Any) -> Target:
@@ -249,11 +285,13 @@ def _screen_equations(
     no_signal = next((p for p in problems if p.kind == ProblemKind.NO_SIGNAL), None)
     chosen = [] if no_signal else tests.chosen
     chosen_fit = fit(write([distinct[c] for c in chosen])) if chosen else None
+    groups, table = _groups_and_rows(tests, chosen)
     if no_signal is not None:
         verdict, reason = "no signal", no_signal.message
+    elif chosen_fit is None:
+        verdict, reason = _judge_none(tests)
     else:
-        verdict, reason = _judge_none(tests) if chosen_fit is None else _judge(chosen_fit)
-    groups, table = _groups_and_rows(tests, chosen)
+        verdict, reason = _judge(chosen_fit, groups)
     clusters = tests.cluster_kind, len(tests.factors)
     return Screen(verdict, groups, table, chosen_fit, clusters, reason, same, {})
 
@@ -274,9 +312,10 @@ def _distinct(equations: Equations) -> tuple[list[int], dict[str, tuple[str, ...
     return list(first_of), same
 
 
-def _judge(chosen: Fit) -> tuple[Verdict, str]:
+def _judge(chosen: Fit, groups: Sequence[Group]) -> tuple[Verdict, str]:
     """Whether the confirmed candidates are the answer, in a sentence."""
-    listed, explained = " and ".join(chosen.strengths), f"{max(chosen.explained, 0.0):.1%}"
+    listed = " and ".join(_describe(name, groups) for name in chosen.strengths)
+    explained = f"{max(chosen.explained, 0.0):.1%}"
     rest = next((p for p in chosen.problems if p.kind == ProblemKind.UNEXPLAINED), None)
     if rest is None or chosen.explained >= ENOUGH:
         return "answer", f"{listed}: confirmed, with {explained} of the target explained."
@@ -284,6 +323,14 @@ def _judge(chosen: Fit) -> tuple[Verdict, str]:
         f"Aligned, not the answer: {explained} of the target is explained by {listed}, which is no "
         f"accident. {rest.remedy}"
     )
+
+
+def _describe(name: str, groups: Sequence[Group]) -> str:
+    """A chosen candidate, and whether others of its group would do as well."""
+    group = next(group for group in groups if name in group.members)
+    if name in group.named:
+        return name
+    return f"{name} (or another of {len(group.members)} that are alike)"
 
 
 def _judge_none(tests: GroupTests) -> tuple[Verdict, str]:
@@ -294,15 +341,22 @@ def _judge_none(tests: GroupTests) -> tuple[Verdict, str]:
     clusters, telling = len(tests.factors), tests.telling(best)
     if groups * least_p(clusters) > LEVEL:
         return "ranked", (
-            f"{clusters} {kind if clusters > 1 else kind[:-1]} give no p-value below "
-            f"{least_p(clusters):.2g}, and {groups} groups need {LEVEL / groups:.2g}: candidates "
-            "are ranked, and none is confirmed. Stack endpoints, or record more epochs."
+            f"{count_of(clusters, kind)} cannot give a p-value below {least_p(clusters):.2g}, and "
+            f"{count_of(groups, 'groups')} would have to have {LEVEL / groups:.2g}: candidates are "
+            "ranked, and none is confirmed. Stack endpoints, or record more epochs."
         )
     if least_p(telling) > LEVEL:
         return "ranked", (
             f"Most is aligned with {most}, of which {telling} of {clusters} {kind} have equations "
             f"(zero weights have none). So few give no p-value below {least_p(telling):.2g}: "
             "candidates are ranked, and none is confirmed. Stack endpoints, or record more epochs."
+        )
+    if tests.explained([best]) >= MIN_EXPLAINED:
+        return "ranked", (
+            f"{most} explains most, but no group adds more than chance to all the others (p = "
+            f"{min(tests.p_values):.2g} at best): {count_of(clusters, kind)} are too few to tell, "
+            "so that candidates are ranked, and none is confirmed. Stack endpoints, or record more "
+            "epochs."
         )
     rest = "What is to be explained is no rounding"
     if tests.signal < 1:

@@ -1,5 +1,6 @@
 """Strengths along the training of Lightning's Trainer."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,6 +13,10 @@ try:
     from lightning import pytorch as pl
 except ImportError as error:
     raise missing_package("lightning", "lightning", error) from error
+
+
+MOST_SHRUNK = 0.02
+"""By how much strengths may come out too large where an epoch ends with fewer batches."""
 
 
 class Callback(pl.Callback):
@@ -29,6 +34,8 @@ class Callback(pl.Callback):
     ∇L is more precise than training computed it, and slower; put `torch.autocast` into the loss to
     have it as in training. Lightning does not go on within an epoch where the data loader has no
     `state_dict`: it reads the epoch from its first batch, and then the window is no whole epoch.
+    Where `accumulate_grad_batches` does not divide an epoch, Lightning makes the gradient of its
+    last update too small: refused if strengths would come out more than 2 % too large.
 
         callback = Callback(objective, tacit.optimizer_penalties, every=10)
         lightning.Trainer(callbacks=[callback]).fit(module, loader)
@@ -84,6 +91,7 @@ class Callback(pl.Callback):
                 f"the LightningModule has {len(trainer.optimizers)} optimizers, and one can be "
                 "watched: call tacit.watch in the module, with the one that trains the objective."
             )
+        _check_accumulation(trainer.num_training_batches, trainer.accumulate_grad_batches)
         self._watching.begin(trainer.optimizers[0], self._saved)
         self._saved = None
 
@@ -113,3 +121,24 @@ class Callback(pl.Callback):
         for metrics in self._watching.take_metrics():
             for logger in trainer.loggers:
                 logger.log_metrics(metrics, step=trainer.global_step)
+
+
+def _check_accumulation(batches: float, accumulated: int) -> None:
+    """Refuse epochs whose last update is of fewer batches, if that matters.
+
+    Lightning divides its gradient too by the number that is accumulated at other times. The mean
+    gradient of all updates is then c∇L, c < 1, and a strength λ comes out as λ/c.
+    """
+    if not math.isfinite(batches):
+        return
+    updates = math.ceil(batches / accumulated)
+    factor = batches / accumulated / updates
+    if 1 / factor - 1 > MOST_SHRUNK:
+        whole = int(batches // accumulated * accumulated)
+        remedy = f", or train with limit_train_batches={whole}." if whole else "."
+        raise InputError(
+            f"accumulate_grad_batches={accumulated} does not divide the {batches:.0f} batches of "
+            "an epoch: Lightning makes the gradient of its last update too small, and strengths "
+            f"would come out {1 / factor - 1:.0%} too large. Accumulate a number of batches that "
+            f"divides an epoch{remedy}"
+        )

@@ -25,6 +25,7 @@ from tacit.objective.models import (
 from tacit.objective.params import Params, Point
 from tacit.objective.randomness import Generator
 from tacit.objective.ranks import is_sharded
+from tacit.objective.sharding import Shard, find_shards, gathered_when_read
 
 Value = TypeVar("Value")
 CONTAINERS = (list, dict, OrderedDict, defaultdict)
@@ -84,8 +85,6 @@ def swapped(
                     stack.callback(tensor.register_hook(hook).remove)
         attributes.replace(replacements)
         if attributes.shards:
-            from tacit.objective.sharding import gathered_when_read
-
             stack.enter_context(gathered_when_read(model, attributes.shards))
         yield
 
@@ -107,11 +106,9 @@ class Attributes:
     def __init__(self, model: nn.Module):
         self.parameters, self.buffers = named_parameters(model), named_buffers(model)
         self.devices = {p.device for p in self.parameters.values()}
-        self.shards: dict[tuple[int, str], Any] = {}
+        self.shards: dict[tuple[int, str], Shard] = {}
         """How the parameters of modules are split over processes; see `sharding`."""
         if any(map(is_sharded, self.parameters.values())):
-            from tacit.objective.sharding import find_shards
-
             self.shards = find_shards(model)
         self.graph_checked = False
         """Whether `check_graph` has seen a loss of the model with these attributes."""

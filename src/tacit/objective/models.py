@@ -13,6 +13,7 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from tacit.errors import InputError
 from tacit.objective.params import Params, Point, check_finite, check_params, describe, shorten
 from tacit.objective.ranks import is_sharded, own_rows, reshard
+from tacit.objective.sharding import check_shards
 
 WRAPPERS = {
     "OptimizedModule": "_orig_mod",  # torch.compile
@@ -163,8 +164,6 @@ def _check_shards(modules: Sequence[NamedModule], parameters: dict[str, nn.Param
     sharded = [name for name, p in parameters.items() if is_sharded(p)]
     if not sharded:
         return
-    from tacit.objective.sharding import check_shards
-
     for name in sharded:
         check_shards(name, parameters[name])
     if not any("FSDPModule" in _class_names(type(module)) for _, _, module in modules):

@@ -145,7 +145,7 @@ class Passes:
 
     def read_in_step(self, draw: int) -> Iterator[tuple[int, BatchPair, bool]]:
         """Number (of all processes), batch and whether it counts; see `Ranks.in_step`."""
-        pairs = self.ranks.in_step(self.read(draw), self.spare)
+        pairs: Any = self.ranks.in_step(self.read(draw), self.spare)
         for index, (pair, counts) in enumerate(pairs):
             yield index * self.ranks.count + self.ranks.number, pair, counts
 

@@ -14,6 +14,7 @@ from functools import lru_cache, wraps
 from typing import Any, ParamSpec, TypeVar
 
 import torch
+import torch.distributed as distributed
 from torch import Tensor, nn
 
 from tacit.errors import InputError
@@ -74,7 +75,7 @@ class Ranks(AbstractContextManager["Ranks"]):
             return [number]
         here = torch.tensor([number], dtype=torch.float64, device=self.device)
         numbers = [torch.empty_like(here) for _ in range(self.count)]
-        _distributed().all_gather(numbers, here, group=self.everyone)
+        distributed.all_gather(numbers, here, group=self.everyone)
         return [float(there) for there in numbers]
 
     def first(self, value: Item | None) -> Item | None:
@@ -86,7 +87,7 @@ class Ranks(AbstractContextManager["Ranks"]):
             return None
         values = [value]
         source = has_one.index(1)
-        _distributed().broadcast_object_list(
+        distributed.broadcast_object_list(
             values, group=self.everyone, group_src=source, device=self.device
         )
         return values[0]
@@ -95,14 +96,14 @@ class Ranks(AbstractContextManager["Ranks"]):
         """Add up the tensors of all processes that have the same rows, in place."""
         if self.replicas is not None:
             for tensor in tensors:
-                _distributed().all_reduce(tensor, group=self.replicas)
+                distributed.all_reduce(tensor, group=self.replicas)
 
     def gather_parts(self, tensor: Tensor) -> list[Tensor]:
         """A tensor of one shape from each of the processes that together have all rows."""
         if self.shards is None:
             return [tensor]
         parts = [torch.empty_like(tensor, device=self.device) for _ in range(_size(self.shards))]
-        _distributed().all_gather(parts, tensor.to(self.device).contiguous(), group=self.shards)
+        distributed.all_gather(parts, tensor.to(self.device).contiguous(), group=self.shards)
         return [part.to(tensor.device) for part in parts]
 
     def sum_parts(self, numbers: Tensor) -> Tensor:
@@ -209,7 +210,8 @@ def on_its_ranks(function: Callable[Arguments, Value]) -> Callable[Arguments, Va
 def ranks_of(model: nn.Module) -> Ranks:
     """The processes that share a model; only this one where it is not distributed."""
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
-    meshes: dict[Any, Any] = {p.device_mesh: p for p in model.parameters() if is_sharded(p)}
+    sharded: list[Any] = [p for p in model.parameters() if is_sharded(p)]
+    meshes = {p.device_mesh: p for p in sharded}
     if meshes:
         if len(meshes) > 1:
             raise InputError(
@@ -230,7 +232,7 @@ def is_sharded(tensor: Any) -> bool:
     return hasattr(tensor, "device_mesh") and hasattr(tensor, "placements")
 
 
-def own_rows(tensor: Tensor) -> Tensor:
+def own_rows(tensor: Any) -> Any:
     """The rows of a tensor that this process has, as a plain tensor in the same memory."""
     return tensor.to_local() if is_sharded(tensor) else tensor
 
@@ -238,8 +240,9 @@ def own_rows(tensor: Tensor) -> Tensor:
 def reshard(model: nn.Module) -> None:
     """Release what torch's hooks have gathered: after a forward pass the root's stay gathered."""
     for module in model.modules():
-        if hasattr(type(module), "reshard") and hasattr(type(module), "unshard"):
-            module.reshard()
+        release: Any = getattr(type(module), "reshard", None)
+        if release is not None and hasattr(type(module), "unshard"):
+            release(module)
 
 
 @lru_cache(maxsize=16)
@@ -254,7 +257,6 @@ def _ranks_of_mesh(mesh: Any, placements: tuple[Any, ...], device: torch.device)
     shards = mesh.get_group(dimensions[0])
     if not rest:
         return Ranks(everyone=shards, shards=shards, device=device)
-    distributed = _distributed()
     if mesh.size() == distributed.get_world_size():
         everyone = distributed.group.WORLD
     else:
@@ -265,19 +267,13 @@ def _ranks_of_mesh(mesh: Any, placements: tuple[Any, ...], device: torch.device)
 
 def _gather_objects(value: Item, group: Any) -> list[Item]:
     values: list[Any] = [None] * _size(group)
-    _distributed().all_gather_object(values, value, group=group)
+    distributed.all_gather_object(values, value, group=group)
     return values
 
 
 def _size(group: Any) -> int:
-    return 1 if group is None else _distributed().get_world_size(group)
+    return 1 if group is None else distributed.get_world_size(group)
 
 
 def _rank(group: Any) -> int:
-    return 0 if group is None else _distributed().get_rank(group)
-
-
-def _distributed() -> Any:
-    import torch.distributed as distributed
-
-    return distributed
+    return 0 if group is None else distributed.get_rank(group)

@@ -154,7 +154,8 @@ class _Gathering:
         origin = self._parts.get(tensor.untyped_storage().data_ptr()) if tensor.numel() else None
         if origin is None:
             return tensor
-        return _Saved(*origin, (tensor.size(), tensor.stride(), tensor.storage_offset()))
+        layout = tensor.size(), tensor.stride(), int(tensor.storage_offset())
+        return _Saved(*origin, layout)
 
     def unpack(self, saved: Any) -> Tensor:
         """The tensor that autograd asked for."""

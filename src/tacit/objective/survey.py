@@ -216,7 +216,8 @@ class Survey:
             # A loss may be flat at this point (a margin that is kept), but not at all points.
             first = min(number for number, count in counts.items() if count)
             with passes.prepared(training=False) as passes, torch.enable_grad():
-                batch, _ = passes.ranks.first(next(islice(passes.read(), first, None), None))
+                pair = passes.ranks.first(next(islice(passes.read(), first, None), None))
+                batch, _ = pair or passes.first_batch()
                 here, *elsewhere = (
                     _ignored_tokens(passes, point, batch)
                     for point in (params, *_random_points(params))

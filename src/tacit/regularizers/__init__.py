@@ -1,6 +1,7 @@
 """Candidate regularizers: each has a name, gradient columns ∇R_j(θ) and values R_j(θ)."""
 
 from tacit.regularizers.activations import activation_norm
+from tacit.regularizers.by_layer import layerwise
 from tacit.regularizers.contract import check_contract
 from tacit.regularizers.custom import regularizer
 from tacit.regularizers.data_dependent import mean_of
@@ -12,7 +13,6 @@ from tacit.regularizers.family import (
     Regularizer,
     TensorGradient,
     join_columns,
-    layerwise,
     separable,
 )
 from tacit.regularizers.hessian import hessian_trace

@@ -19,6 +19,7 @@ from tacit.objective.params import (
     shorten,
     to_float64,
 )
+from tacit.regularizers.by_layer import layerwise
 from tacit.regularizers.contract_case import (
     Case,
     dense_rows,
@@ -26,7 +27,7 @@ from tacit.regularizers.contract_case import (
     value_gradients,
     whole_slice,
 )
-from tacit.regularizers.family import Cost, FamilyKind, Regularizer, layerwise
+from tacit.regularizers.family import Cost, FamilyKind, Regularizer
 
 STEPS = (1e-3, 1e-4, 1e-5, 1e-6)
 """Steps of finite differences, as parts of the largest weight. A gradient is right if it agrees at

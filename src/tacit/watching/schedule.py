@@ -67,7 +67,7 @@ class Schedule:
         self.window += 1
         self.since_row += 1
         if seconds is None:
-            self.run = 0
+            self.run = self.left = 0
             return False
         self.costs.append(seconds)
         self.run += 1

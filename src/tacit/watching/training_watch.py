@@ -16,11 +16,12 @@ from tacit.equations.candidates import check_candidates
 from tacit.equations.clipping import was_skipped
 from tacit.equations.epochs import (
     EpochAverages,
-    average_epochs,
+    observe_epochs,
     restore_target,
     target_state,
 )
 from tacit.equations.equations import Equations
+from tacit.equations.step_hooks import StepHooks
 from tacit.equations.target import Target
 from tacit.errors import InputError, Problem, check_number, check_type, check_whole
 from tacit.fitting.fits import Fit, fit
@@ -101,7 +102,7 @@ class Watch:
         self._recorded: EpochAverages | None = None  # of the current window, if it is observed
         self._is_trial = False
         self._length_matters: set[str] = set()  # of matrices, as far as known since the last row
-        self._handles: list[Any] = []
+        self._hooks, self._handles = StepHooks(self._inner), list[Any]()
         self._remembered: deque[_Observed] = deque()
         self._begin_window()
 
@@ -187,11 +188,8 @@ class Watch:
 
     def close(self) -> None:
         """Remove all hooks from the optimizer."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
-        if self._recorded is not None:
-            self._recorded.close()
+        self._detach()
+        self._hooks.close()
 
     def state_dict(self) -> dict[str, Any]:
         """All that is needed to go on after a restart, as plain values and tensors.
@@ -201,8 +199,10 @@ class Watch:
         """
         return {
             "regularizers": [r.name for r in (*self._regularizers, *self._known)],
+            "steps": self._steps,
             "updates": self.updates,
             "position": self.position,
+            "is_trial": self._is_trial,
             "schedule": self._schedule.state_dict(),
             "clock": self._clock.state_dict(),
             "rows": [
@@ -234,8 +234,15 @@ class Watch:
                 f"the state is of a watch with the regularizers {shorten(state['regularizers'])}, "
                 f"and this one has {shorten(names)}: make it with the same ones."
             )
+        if state["steps"] != self._steps:
+            raise InputError(
+                f"the state is of a watch with steps={state['steps']}, and this one has "
+                f"steps={self._steps}: make it with the same windows."
+            )
         self.close()
+        self._hooks = StepHooks(self._inner)
         self.updates, self.position = state["updates"], state["position"]
+        self._is_trial = state["is_trial"]
         self._schedule.load_state_dict(state["schedule"])
         self._clock.load_state_dict(state["clock"])
         self.rows = [
@@ -261,9 +268,8 @@ class Watch:
 
     def _begin_window(self) -> None:
         self.position = 0
-        observed = self._schedule.begin(
-            self._agreed(self._clock.training), self._agreed(self._clock.watching)
-        )
+        times = map(self._agreed, (self._clock.training, self._clock.watching))
+        observed = self._schedule.begin(*times)
         first = not (self._schedule.window or self.updates)
         self._is_trial = first and not observed and self._schedule.budget is not None
         self._attach(recording=observed or self._is_trial)
@@ -273,17 +279,27 @@ class Watch:
 
         Hooks are called in the order in which they were registered: the clock's around the others.
         """
-        self.close()
-        self._recorded, inner, clock = None, self._inner, self._clock
+        self._detach()
+        self._recorded, hooks, clock = None, self._hooks, self._clock
         if recording:
             self._handles = [
-                inner.register_step_pre_hook(clock.start),
-                inner.register_step_post_hook(clock.start),
+                hooks.register_step_pre_hook(clock.start),
+                hooks.register_step_post_hook(clock.start),
             ]
-            self._recorded = average_epochs(self._model, self._optimizer, averaged=self._averaged)
+            self._recorded = observe_epochs(
+                self._model, self._optimizer, self._averaged, hooks=hooks
+            )
             self._recorded.length_matters = self._length_matters
-            self._handles.append(inner.register_step_pre_hook(clock.stop))
-        self._handles.append(inner.register_step_post_hook(self._after_update))
+            self._handles.append(hooks.register_step_pre_hook(clock.stop))
+        self._handles.append(hooks.register_step_post_hook(self._after_update))
+
+    def _detach(self) -> None:
+        """Follow no further updates."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+        if self._recorded is not None:
+            self._recorded.close()
 
     def _after_update(self, optimizer: Optimizer, *_: Any) -> None:
         """Count an update, and end a trial or a window with its last one."""
@@ -311,7 +327,8 @@ class Watch:
         if not self._schedule.window:
             self._schedule.trial *= self.position
         seconds = None
-        if self._recorded is not None:
+        # Nothing is to be seen of a window at rate zero, as at the end of a schedule.
+        if self._recorded is not None and self._recorded.has_moved:
             with self._clock.running():
                 self._evaluate(self._recorded)
             seconds = self._agreed(self._clock.watching - sum(self._schedule.costs))
