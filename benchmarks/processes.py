@@ -5,9 +5,9 @@ import os
 import pickle
 import tempfile
 from collections.abc import Callable
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as distributed
@@ -23,100 +23,116 @@ import tacit
 PROCESSES = (1, 2, 4)
 HIDDEN = (256, 1024)
 """Units of the three hidden layers: 335 thousand and 2.9 million parameters."""
-BATCH, BATCHES, REPEATS = 512, 24, 5
+BATCH, BATCHES, REPEATS = 2048, 16, 3
 """Of every process, so that the work of each is the same however many there are."""
-MAX_SLOWDOWN = 2.0
-"""Over the time that as many processes need on these cores if nothing else takes time."""
+MAX_SLOWDOWN = 3.0
+"""Of an estimate, over a gradient pass by torch's own hooks in as many processes."""
 MAX_GROWTH = 0.01
 """Of what travels beside parameters and gradients, for a network of nine times the size."""
-MODEL = {
-    "gathered": ("all_gather_single", "all_gather_into_tensor"),
-    "summed": ("reduce_scatter_single", "reduce_scatter_tensor"),
-}
-"""Functions of torch.distributed by what they move: parameters, and gradients."""
+
+
+class Job(NamedTuple):
+    """An estimate, and how often it is timed."""
+
+    width: int
+    batches: int
+    repeats: int
+
+
+Received = Callable[..., float]
+"""received(others, *args): bytes that a process receives in a call of a function."""
 
 
 def measure(*, quick: bool) -> list[Row]:
     """Weak scaling, and what travels in networks of two sizes."""
-    batches = 2 if quick else BATCHES
-    rows, alone = [], 0.0
+    batches, repeats = (2, 1) if quick else (BATCHES, REPEATS)
+    timed = Job(HIDDEN[0], batches, repeats)
+    untimed = [Job(HIDDEN[1], batches, 0), Job(HIDDEN[1], 2 * batches, 0)]
+    rows: list[Row] = []
+    alone, traffic = {}, []
     for count in PROCESSES[:2] if quick else PROCESSES:
-        took = run(count, HIDDEN[0], batches)["seconds"]
-        alone = alone or took
-        rows.append(_scaling(count, took, alone))
-    small, large = (run(2, width, batches) for width in HIDDEN)
-    return [*rows, *_traffic(small, large, batches)]
+        measured, *others = run(count, [timed, *(untimed if count == 2 else [])])
+        alone = alone or measured
+        rows += _scaling(count, measured, alone)
+        if count == 2:
+            traffic = _traffic(measured, *others, batches)
+    return [*rows, *traffic]
 
 
-def run(count: int, width: int, batches: int) -> dict[str, float]:
-    """What the first of several processes measured."""
+def run(count: int, jobs: list[Job]) -> list[dict[str, float]]:
+    """What the last of several processes measured."""
     with tempfile.TemporaryDirectory() as folder:
-        multiprocessing.spawn(_work, (count, width, batches, folder), nprocs=count)
+        multiprocessing.spawn(_work, (count, jobs, folder), nprocs=count)
         return json.loads((Path(folder) / "measured.json").read_text())
 
 
-def _scaling(count: int, took: float, alone: float) -> Row:
-    if count == 1:
-        return Row("an estimate by one process", f"{took:.2f} s")
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    ideal = max(1.0, count / (cores or 1))
-    return Row(
-        f"  by {count} processes with as much data each / by one",
-        f"{took / alone:.2f}× (at best {ideal:.2g}× on {cores} cores)",
-        value=took / alone / ideal,
-        bound=MAX_SLOWDOWN,
-    )
-
-
-def _traffic(small: dict[str, float], large: dict[str, float], batches: int) -> list[Row]:
-    """What one of two processes receives in an estimate."""
-    rows = []
-    for measured in (small, large):
-        per_pass = 4 * measured["parameters"] * batches / 2  # half of a tensor comes from the other
-        rows.append(
-            Row(
-                f"  received for {measured['parameters']:,.0f} parameters, {batches} batches",
-                f"{measured['gathered'] / 1e6:.0f} MB of parameters "
-                f"({measured['gathered'] / per_pass:.2f} gathers a batch), "
-                f"{measured['summed'] / 1e6:.0f} MB of gradients "
-                f"({measured['summed'] / per_pass:.2f} sums), {measured['rest'] / 1e3:.2f} kB else",
-            )
-        )
-    growth = abs(large["rest"] / small["rest"] - 1)
-    size = large["parameters"] / small["parameters"]
-    text = f"{growth:.2%} for {size:.1f} times the parameters"
-    rows.append(Row("  growth of all that is not parameters and gradients", text, growth, MAX_GROWTH))
+def _scaling(count: int, measured: dict[str, float], alone: dict[str, float]) -> list[Row]:
+    took, plain = measured["estimate"], measured["pass"]
+    against = f"estimate / gradient pass, {count} process" + ("es by fully_shard" * (count > 1))
+    text = f"{took / plain:.2f}× ({took:.2f} s over {plain:.2f} s)"
+    rows = [Row(against, text, took / plain, MAX_SLOWDOWN)]
+    if count > 1:
+        text = f"{took / alone['estimate']:.1f}× (the pass itself {plain / alone['pass']:.1f}×; "
+        text += f"at best {max(1, count / _cores()):.2g}× on {_cores()} cores)"
+        rows.append(Row("  with as much data for each / by one process", text))
     return rows
 
 
-def _work(rank: int, count: int, width: int, batches: int, folder: str) -> None:
+def _cores() -> int:
+    available = getattr(os, "sched_getaffinity", None)
+    return len(available(0)) if available else os.cpu_count() or 1
+
+
+def _traffic(
+    small: dict[str, float], large: dict[str, float], longer: dict[str, float], batches: int
+) -> list[Row]:
+    """What one of two processes receives in an estimate."""
+    rows = [
+        Row(
+            f"received by one of 2, {measured['parameters'] / 1e6:.2f} million parameters",
+            f"{measured['gathered'] / 1e6:.0f} MB of parameters, {measured['summed'] / 1e6:.0f} MB "
+            f"of gradients, {measured['numbers'] / 1e3:.2f} kB of numbers, "
+            f"{measured['examples'] / 1e6:.2f} MB of examples",
+        )
+        for measured in (small, large)
+    ]
+    more = {kind: longer[kind] - large[kind] for kind in longer}
+    half = 4 * large["parameters"] / 2  # of all parameters, the other process has half of the bytes
+    text = f"{more['gathered'] / half / batches:.2f} gathers, "
+    text += f"{more['summed'] / half / batches:.2f} sums, {more['numbers'] / batches:.0f} bytes"
+    rows.append(Row("  by each further batch", text))
+    growth = max(abs(large[kind] / small[kind] - 1) for kind in ("numbers", "examples"))
+    size = large["parameters"] / small["parameters"]
+    text = f"{growth:.2%} for {size:.1f} times the parameters"
+    rows.append(Row("  growth of numbers and examples", text, growth, MAX_GROWTH))
+    return rows
+
+
+def _work(rank: int, count: int, jobs: list[Job], folder: str) -> None:
     torch.set_num_threads(1)
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     store = distributed.FileStore(str(Path(folder) / "store"), count)
     distributed.init_process_group("gloo", store=store, rank=rank, world_size=count)
     try:
-        model = mlp((WIDTHS[0], width, width, width, WIDTHS[-1]))
-        parameters = sum(p.numel() for p in model.parameters())
-        data = classification_data(BATCH * batches, seed=rank)
-        if count > 1:
-            share(model, count)
-
-        def estimate() -> object:
-            objective = tacit.Objective(model, F.cross_entropy, data, batch_size=BATCH)
-            return tacit.estimate(objective, elastic_net())
-
-        estimate()
-        counts = {"gathered": 0.0, "summed": 0.0, "rest": 0.0}
-        with_counts(counts, estimate)
-        times = []
-        for _ in range(REPEATS):
-            distributed.barrier()
-            times.append(seconds(estimate))
-        if rank == 0:
-            measured = {"seconds": min(times), "parameters": parameters, **counts}
+        measured = [_measured(job, rank, count) for job in jobs]
+        if rank == count - 1:
             (Path(folder) / "measured.json").write_text(json.dumps(measured))
     finally:
         distributed.destroy_process_group()
+
+
+def _measured(job: Job, rank: int, count: int) -> dict[str, float]:
+    model = mlp((WIDTHS[0], *3 * [job.width], WIDTHS[-1]))
+    parameters = sum(p.numel() for p in model.parameters())
+    data = classification_data(BATCH * job.batches, seed=rank)
+    if count > 1:
+        share(model, count)
+    counts = counted(partial(estimate, model, data))
+    times = {
+        name: min((_together(partial(take, model, data)) for _ in range(job.repeats)), default=0.0)
+        for name, take in (("estimate", estimate), ("pass", gradient_pass))
+    }
+    return {"parameters": parameters, **counts, **times}
 
 
 def share(model: nn.Module, count: int) -> None:
@@ -128,28 +144,47 @@ def share(model: nn.Module, count: int) -> None:
     fully_shard(model, mesh=mesh)
 
 
-def with_counts(counts: dict[str, float], function: Callable[[], object]) -> None:
-    """Call a function, and add up the bytes that this process receives from the others."""
-    names = [name for name in RECEIVED if hasattr(distributed, name)]
-    originals = {name: getattr(distributed, name) for name in names}
-    for name, original in originals.items():
-        kinds = [kind for kind, functions in MODEL.items() if name in functions]
-        setattr(distributed, name, _counted(original, counts, (*kinds, "rest")[0], RECEIVED[name]))
+def estimate(model: nn.Module, data: tuple[Tensor, Tensor]) -> None:
+    """Two strengths, from the beginning."""
+    objective = tacit.Objective(model, F.cross_entropy, data, batch_size=BATCH)
+    tacit.estimate(objective, elastic_net())
+
+
+def gradient_pass(model: nn.Module, data: tuple[Tensor, Tensor]) -> None:
+    """The gradient of all batches, summed by torch."""
+    model.zero_grad()
+    for inputs, targets in zip(*(part.split(BATCH) for part in data), strict=True):
+        F.cross_entropy(model(inputs), targets).backward()
+
+
+def _together(function: Callable[[], None]) -> float:
+    distributed.barrier()
+    return seconds(function)
+
+
+def counted(function: Callable[[], None]) -> dict[str, float]:
+    """Call a function, and add up the bytes that this process receives, by what they are."""
+    counts = dict.fromkeys((kind for kind, _ in FUNCTIONS.values()), 0.0)
+    originals = {name: getattr(distributed, name, None) for name in FUNCTIONS}
     try:
+        for name, original in originals.items():
+            if original is not None:
+                setattr(distributed, name, _counting(original, counts, *FUNCTIONS[name]))
         function()
     finally:
         for name, original in originals.items():
-            setattr(distributed, name, original)
+            if original is not None:
+                setattr(distributed, name, original)
+    return counts
 
 
-def _counted(
-    original: Callable[..., Any], counts: dict[str, float], kind: str, received: Callable[..., float]
+def _counting(
+    original: Callable[..., Any], counts: dict[str, float], kind: str, received: Received
 ) -> Callable[..., Any]:
     @wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
         result = original(*args, **kwargs)
-        others = distributed.get_world_size(kwargs.get("group")) - 1
-        counts[kind] += received(others, *args)
+        counts[kind] += received(distributed.get_world_size(kwargs.get("group")) - 1, *args)
         return result
 
     return call
@@ -159,19 +194,18 @@ def _bytes(tensor: Tensor) -> int:
     return tensor.numel() * tensor.element_size()
 
 
-def _pickled(others: int, values: list[Any], *_: Any) -> float:
-    """Objects of all processes, as large as pickles of them."""
+def _objects(others: int, values: list[Any], *_: Any) -> float:
     return sum(len(pickle.dumps(value)) for value in values) * others / (others + 1)
 
 
-RECEIVED: dict[str, Callable[..., float]] = {
-    "all_gather_single": lambda others, whole, part: others * _bytes(part),
-    "all_gather_into_tensor": lambda others, whole, part: others * _bytes(part),
-    "reduce_scatter_single": lambda others, part, whole: others * _bytes(part),
-    "reduce_scatter_tensor": lambda others, part, whole: others * _bytes(part),
-    "all_gather": lambda others, parts, part: others * _bytes(part),
-    "all_reduce": lambda others, tensor: 2 * others / (others + 1) * _bytes(tensor),
-    "all_gather_object": _pickled,
-    "broadcast_object_list": _pickled,
+FUNCTIONS: dict[str, tuple[str, Received]] = {
+    "all_gather_single": ("gathered", lambda others, whole, part: others * _bytes(part)),
+    "all_gather_into_tensor": ("gathered", lambda others, whole, part: others * _bytes(part)),
+    "reduce_scatter_single": ("summed", lambda others, part, whole: others * _bytes(part)),
+    "reduce_scatter_tensor": ("summed", lambda others, part, whole: others * _bytes(part)),
+    "all_reduce": ("summed", lambda others, all: 2 * others / (others + 1) * _bytes(all)),
+    "all_gather": ("numbers", lambda others, parts, part: others * _bytes(part)),
+    "all_gather_object": ("numbers", _objects),
+    "broadcast_object_list": ("examples", lambda others, values: len(pickle.dumps(values[0]))),
 }
-"""Bytes that a process receives in a call with so many others, by name of the function."""
+"""Functions of torch.distributed: what they move, and how many bytes a process receives."""

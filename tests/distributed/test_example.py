@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from support.pages import ROOT, code_blocks
+from support.pages import ROOT
 
 EXAMPLE = ROOT / "examples" / "sharded.py"
 PAGE = ROOT / "docs" / "how-to" / "sharded.md"
