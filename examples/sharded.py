@@ -1,6 +1,6 @@
 """Train a small transformer that several processes share, and recover the decay of AdamW.
 
-    torchrun --nproc-per-node 2 examples/sharded.py  # 15 seconds on two CPU cores
+    torchrun --nproc-per-node 2 examples/sharded.py  # 15 seconds on two CPU cores, or on two GPUs
 
 Each process has its own sequences, and some rows of every parameter (`fully_shard`, FSDP2).
 """
@@ -18,16 +18,18 @@ VOCABULARY, WIDTH, HEADS, BLOCKS, LENGTH, SEQUENCES = 32, 16, 2, 2, 12, 251
 DECAY, EPOCHS, STEPS = 0.5, 40, 8
 
 
-class Block(nn.TransformerEncoderLayer):
+class Block(nn.Module):
     """Attention to earlier tokens, then two layers for each token; both after a layer norm."""
 
     def __init__(self):
-        super().__init__(WIDTH, HEADS, 4 * WIDTH, dropout=0.0, batch_first=True, norm_first=True)
+        super().__init__()
+        sizes = WIDTH, HEADS, 4 * WIDTH
+        self.layer = nn.TransformerEncoderLayer(*sizes, 0.0, batch_first=True, norm_first=True)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Of each token with those before it."""
+        """From (sequences, tokens, width) to the same shape."""
         mask = nn.Transformer.generate_square_subsequent_mask(x.shape[1], x.device, x.dtype)
-        return super().forward(x, mask, is_causal=True)
+        return self.layer(x, mask, is_causal=True)
 
 
 def transformer() -> nn.Sequential:
@@ -57,8 +59,9 @@ def main() -> None:
 
     torch.manual_seed(0)  # the same first weights in every process
     model = transformer().double().to(device)
-    for block in model[1 : 1 + BLOCKS]:
-        fully_shard(block, mesh=mesh)
+    for block in model:
+        if isinstance(block, Block):
+            fully_shard(block, mesh=mesh)
     fully_shard(model, mesh=mesh)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=DECAY)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, EPOCHS * STEPS, eta_min=3e-5)
@@ -76,14 +79,11 @@ def main() -> None:
     penalties = tacit.optimizer_penalties(optimizer, model)
     fit = tacit.fit(averages.equations(objective, [*penalties]))
     if rank == 0:
-        print(fit.summary())
         ((penalty, applied),) = penalties.items()
-        recovered = fit.strengths[penalty.name]
-        error = abs(recovered / applied - 1)
-        print(
-            f"applied {applied:g}, recovered {recovered:.5f} (relative error {error:.0e}) "
-            f"by {processes} processes"
-        )
+        low, high = fit.intervals()["training"][penalty.name]
+        print(f"{processes} processes, {fit.explained:.1%} explained, {len(fit.problems)} problems")
+        print(f"applied {applied:g}, recovered {fit.strengths[penalty.name]:.5f}", end=", ")
+        print(f"between {low:.5f} and {high:.5f}")
     distributed.destroy_process_group()
 
 
