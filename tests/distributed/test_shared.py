@@ -23,10 +23,12 @@ def together(request, tmp_path_factory):
 
 
 def test_strengths_and_error_bars_are_those_of_one_process(alone, together):
-    assert len(alone) > 15
+    assert len(alone) > 20
     for results in together:
-        assert results.keys() == alone.keys()
-        for case, expected in alone.items():
+        missing = alone.keys() - results.keys()
+        assert all(case.startswith("data_families") for case in missing)
+        for case in results:
+            expected = alone[case]
             for what, numbers in expected.items():
                 if what != "summary":
                     assert results[case][what] == pytest.approx(

@@ -40,13 +40,19 @@ def refusals(kind):
     if number(kind) == 1:
         broken[0][3] = float("nan")
     kept = tanh_mlp(1)
+    other = share(tanh_mlp(0), kind)
+    if not kind.startswith("fully_shard"):
+        with torch.no_grad():
+            other.module[0].weight[0, 0] += number(kind)
     calls = {
         "same data": lambda: tacit.Objective(model, F.mse_loss, DATA),
         "nan in one": lambda: tacit.Objective(model, F.mse_loss, broken, batch_size=8).gradient(),
         "predictions": lambda: objective.predictions({}),
         "variance": lambda: regularizers.gradient_variance(objective),
     }
-    if kind.startswith("fully_shard"):
+    if kind.startswith("copies"):
+        calls["copies"] = lambda: tacit.Objective(other, F.mse_loss, part)
+    else:
         calls |= {
             "whole parameters": lambda: target.equations(square),
             "reference": lambda: target.equations(
@@ -124,11 +130,15 @@ def ways_of_sharding(kind):
     tensors[0].weight = nn.Parameter(weight)
     rows = own(40, kind)
     part = DATA[0][rows], DATA[1][rows]
+    late = tanh_mlp(0)
+    made_before = tacit.Objective(late, F.mse_loss, part)
+    share(late, kind)
     models = {"partly": partly, "columns": columns, "tensors": tensors}
-    return {
+    messages = {
         name: message_of(lambda m=model: tacit.Objective(m, F.mse_loss, part))
         for name, model in models.items()
     }
+    return messages | {"late": message_of(made_before.gradient)}
 
 
 def test_other_ways_of_sharding_are_refused(tmp_path):
@@ -136,3 +146,4 @@ def test_other_ways_of_sharding_are_refused(tmp_path):
         assert "'scale' is not sharded" in messages["partly"]
         assert "only rows" in messages["columns"]
         assert "fully_shard" in messages["tensors"]
+        assert "after fully_shard" in messages["late"]

@@ -46,7 +46,7 @@ def token_losses(model: nn.Module, batch: Any) -> torch.Tensor:
 def objective_of(model: nn.Module, kind: str, **options: Any) -> tacit.Objective:
     rows = own(len(DATA[0]), kind)
     part = DATA[0][rows], DATA[1][rows]
-    return tacit.Objective(model, F.mse_loss, part, batch_size=8, **options)
+    return tacit.Objective(model, F.mse_loss, part, batch_size=16, **options)
 
 
 def families(kind: str) -> dict[str, Any]:
@@ -79,7 +79,10 @@ def describe(fit: tacit.Fit) -> dict[str, Any]:
 
 def all_cases(kind: str) -> dict[str, Any]:
     """Every case by its name."""
-    cases = (endpoints, low_rank, tokens, differences, steps, epochs, watched, products)
+    cases = (
+        endpoints, low_rank, tokens, differences, steps, epochs, watched, products, data_families,
+        screened,
+    )  # fmt: skip
     return {f"{case.__name__}: {name}": value for case in cases for name, value in case(kind)}
 
 
@@ -154,11 +157,11 @@ def steps(kind: str) -> Iterator[tuple[str, Any]]:
     model = share(tanh_mlp(0, sizes=(5, 7, 6, 1)), kind)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, weight_decay=0.2)
     recorder = tacit.record(model, optimizer)
-    train(model, optimizer, kind, lambda ended: None if ended else recorder.step(), 2)
+    train(model, optimizer, kind, lambda ended: None if ended else recorder.step(), 1)
     path = recorder.trajectory()
     objective = objective_of(model, kind)
     yield "steps", describe(tacit.fit(tacit.trajectory_equations(objective, path, tacit.l2())))
-    flow = tacit.trajectory_equations(objective, path, tacit.l2(), reference=tacit.rk4())
+    flow = tacit.trajectory_equations(objective, path, tacit.l2(), reference=tacit.rk4(substeps=2))
     yield "flow", describe(tacit.fit(flow))
 
 
@@ -174,7 +177,7 @@ def epochs(kind: str) -> Iterator[tuple[str, Any]]:
         model = share(net, kind)
         optimizer = make(model.parameters(), **rate)
         averages = tacit.average_epochs(model, optimizer, epochs=4)
-        train(model, optimizer, kind, lambda ended, a=averages: ended and a.end_epoch(), 12)
+        train(model, optimizer, kind, lambda ended, a=averages: ended and a.end_epoch(), 6)
         objective = objective_of(model, kind)
         decay = [metric_ridge(optimizer, model)] if name == "AdamW" else [tacit.l2()]
         yield name, describe(tacit.fit(averages.equations(objective, decay)))
@@ -187,8 +190,8 @@ def watched(kind: str) -> Iterator[tuple[str, Any]]:
     model = share(tanh_mlp(0, sizes=(5, 7, 6, 1)), kind)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, weight_decay=0.2)
     objective = objective_of(model, kind)
-    watch = tacit.watch(model, optimizer, objective, [tacit.l2()], every=5, budget=None)
-    train(model, optimizer, kind, lambda ended: ended and watch.end_epoch(), 15)
+    watch = tacit.watch(model, optimizer, objective, [tacit.l2()], every=4, budget=None)
+    train(model, optimizer, kind, lambda ended: ended and watch.end_epoch(), 8)
     for row in watch.rows:
         yield str(row.update), describe(row.fit)
 
@@ -203,3 +206,26 @@ def products(kind: str) -> Iterator[tuple[str, Any]]:
         with objective.ranks:
             numbers.append(tacit.objective.params.norm(vector))
     yield "derivatives", {"strengths": [*numbers, float(objective.count)]}
+
+
+def data_families(kind: str) -> Iterator[tuple[str, Any]]:
+    """Penalties of the data, where every process has all parameters."""
+    if kind != "alone" and not kind.startswith("copies"):
+        return
+    objective = objective_of(share(tanh_mlp(0, sizes=(5, 7, 6, 1)), kind), kind)
+    for family in (
+        regularizers.mean_of(objective),
+        regularizers.input_jacobian(objective),
+        regularizers.gradient_l1(objective, eps=1e-6),
+        regularizers.hessian_trace(objective),
+    ):
+        fit = tacit.fit(tacit.endpoint_equations(objective, [family, tacit.l2()]))
+        yield family.name, describe(fit)
+
+
+def screened(kind: str) -> Iterator[tuple[str, Any]]:
+    objective = objective_of(share(tanh_mlp(0, sizes=(5, 7, 6, 1)), kind), kind)
+    screen = tacit.screen(objective, cost="weights")
+    alone = {row.name: row.alone for row in screen.table}
+    shared = [name for name in alone if name.startswith(("l2", "l1", "smooth", "power"))]
+    yield "screen", {"strengths": [alone[name] for name in sorted(shared)]}

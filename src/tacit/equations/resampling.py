@@ -30,6 +30,7 @@ from tacit.objective.objective import Objective, check_objective
 from tacit.objective.params import Params, shorten
 from tacit.objective.passes import track
 from tacit.objective.randomness import seed_devices
+from tacit.objective.ranks import check_alone
 from tacit.regularizers.family import Regularizer
 
 TensorData = tuple[Tensor, ...]
@@ -102,7 +103,7 @@ def bootstrap(  # noqa: PLR0913 # the data and the algorithm, then keyword optio
         weights = check_weights(weights, len(data[-1])).detach().cpu().double()
     devices = {p.device for p in model.parameters()} if isinstance(model, nn.Module) else set()
     make_objective = partial(Objective, model, loss, batch_norm=batch_norm, batch_size=batch_size)
-    make_objective(data)  # raises before anything is trained if this cannot work
+    check_alone(make_objective(data).ranks, "bootstrap")  # raises before anything is trained
     fitted = residuals = data[-1]
     parts: list[Equations] = []
     with restored(model) as restore:

@@ -14,6 +14,7 @@ from tacit.equations.rows import read_rows
 from tacit.equations.target import Origin, Target, endpoint_target, origin_of
 from tacit.errors import InputError
 from tacit.fitting.summary import title_lines
+from tacit.objective.ranks import check_alone
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -75,6 +76,7 @@ def matched_gradients(fit: "Fit") -> tuple[Tensor, Tensor, int]:
     Rows at kinks, which are in no equation, are left out.
     """
     origin = origin_of(fit, "plot('gradients')")
+    check_alone(origin.setting.ranks, "plot('gradients')", shards_only=True)
     bound = origin.bind()
     vectors = _target_again(origin, bound, fit).points[0].vectors
     every = max(1, math.ceil(fit.rows / MOST_READ))

@@ -12,6 +12,7 @@ from tacit.equations.points import TargetPoint
 from tacit.equations.target import Target
 from tacit.errors import InputError, check_type
 from tacit.objective.params import Params, Scope, select, shorten, to_float64
+from tacit.objective.ranks import check_alone
 
 DIRECTIONS, STEPS = 3, (1e-4, 1e-5)
 """Directions and relative steps of the finite differences that a module's derivative is compared
@@ -68,6 +69,7 @@ def endpoints_of(targets: Any, rows: Scope) -> list[Endpoint]:
     endpoints = []
     for target in targets:
         check_type("one of the targets", target, Target, "what endpoint_target returns")
+        check_alone(target.ranks, "a module of the parameters", shards_only=True)
         if target.setting.mode not in ("endpoint", "difference"):
             raise InputError(
                 f"one of the targets is of a {target.setting.mode}: its equations average or "

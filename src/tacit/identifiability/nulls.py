@@ -15,6 +15,7 @@ from tacit.fitting.chance import EQUAL
 from tacit.fitting.fits import Fit
 from tacit.fitting.solving import System
 from tacit.objective.params import Params, shorten
+from tacit.objective.ranks import check_alone
 
 NullKind = Literal["permutation", "direction"]
 
@@ -79,6 +80,7 @@ def null_distribution(
     (1.0, 0.001)
     """
     origin = origin_of(fit, "null_distribution")
+    check_alone(origin.setting.ranks, "null_distribution", shards_only=True)
     if origin.setting.mode != "endpoint":
         raise InputError(
             f"the fit is of {origin.setting.mode} equations: null_distribution is for endpoints."

@@ -13,7 +13,8 @@ from torch.optim import Optimizer
 from tacit.equations.target import Target
 from tacit.errors import InputError, check_choice
 from tacit.objective.objective import Objective
-from tacit.objective.params import Params, Scope, largest_entry, matrices, norm
+from tacit.objective.params import Params, Scope, entries, largest_entry, matrices, norm
+from tacit.objective.ranks import current_ranks
 from tacit.regularizers.activations import activation_norm
 from tacit.regularizers.data_dependent import mean_penalty
 from tacit.regularizers.dropout.moments import dropout_moments
@@ -110,6 +111,7 @@ def propose(
     for (family, scope), make in makers.items():
         try:
             candidate = Candidate(_bound_once(make()), family, scope)
+            _check_rows_suffice(candidate.regularizer)
             candidate.regularizer.bind(point.params)
         except InputError as error:
             left_out[_name(family, scope)] = str(error)
@@ -144,8 +146,7 @@ def _biases(name: str, tensor: Tensor) -> bool:
 
 def _of_weights(params: Params) -> Makers:
     """Families that need only the weights."""
-    largest, entries = largest_entry(params) or 1.0, sum(p.numel() for p in params.values())
-    typical = norm(params) / entries**0.5 or 1.0
+    largest, typical = largest_entry(params) or 1.0, norm(params) / entries(params) ** 0.5 or 1.0
     makers = _scoped("l2", l2, "biases") | _scoped("l1", l1)
     for beta in _powers_of_ten(SMALLEST_BETA * typical, largest):
         smooth = partial(smooth_l1, beta)
@@ -198,6 +199,12 @@ def _of_data(objective: Objective, cost: Cost) -> Makers:
         )  # fmt: skip
         makers |= {(make.__name__, ""): lambda make=make: make(objective) for make in families}
     return makers
+
+
+def _check_rows_suffice(regularizer: Regularizer) -> None:
+    """Refuse what needs more than rows of tensors, where processes share the rows."""
+    if current_ranks().shards is not None and regularizer.reads != "rows":
+        raise InputError("needs whole matrices, of which each process has some rows")
 
 
 def _powers_of_ten(low: float, high: float) -> list[float]:
@@ -267,7 +274,7 @@ def _has_lower_rank(tensor: Tensor, zeros: Tensor) -> bool:
     from scipy.sparse import csr_matrix
     from scipy.sparse.csgraph import structural_rank
 
-    entries = tensor.detach().double().cpu().flatten().masked_fill(zeros.cpu(), 0.0)
-    matrix = entries.view(tensor.shape).flatten(1)
+    kept = tensor.detach().double().cpu().flatten().masked_fill(zeros.cpu(), 0.0)
+    matrix = kept.view(tensor.shape).flatten(1)
     rank = int(torch.linalg.matrix_rank(matrix, rtol=ZERO_WIDTH))
     return rank < int(structural_rank(csr_matrix(matrix.numpy())))

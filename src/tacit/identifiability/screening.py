@@ -206,7 +206,8 @@ def screen(
             source, [(name, "") for name in source.names], source.select_columns
         )
     target = _target_of(source)
-    proposals = propose(target, start=start, optimizer=optimizer, cost=cost)
+    with target.ranks:
+        proposals = propose(target, start=start, optimizer=optimizer, cost=cost)
     regularizers = [candidate.regularizer for candidate in proposals.candidates]
     kinds = [(candidate.family, candidate.scope) for candidate in proposals.candidates]
 

@@ -23,10 +23,7 @@ from tacit.objective.losses import (
     count_examples,
 )
 from tacit.objective.models import is_batch_norm, without_statistics
-from tacit.objective.params import (
-    Params,
-    same_buffers,
-)
+from tacit.objective.params import Params, fingerprint, same_buffers
 from tacit.objective.parts import PART_ERRORS, Derive, Evaluate, check_parts
 from tacit.objective.passes import Passes
 
@@ -50,22 +47,30 @@ def check_probe(passes: Passes, params: Params) -> BatchPair:
     return probe
 
 
-def check_split(passes: Passes) -> None:
-    """Refuse data that every process reads, where each should have examples of its own."""
-    if passes.ranks.count == 1:
+def check_shared(passes: Passes, params: Params) -> None:
+    """Refuse processes with the same examples, or with other copies of the parameters."""
+    ranks = passes.ranks
+    if ranks.count == 1:
         return
-    with passes.ranks.agreeing(), passes.prepared(training=False) as passes:
+    with ranks.agreeing(), passes.prepared(training=False) as passes:
         first = next(passes.read(), None)
-    digest = (
-        None if first is None else [(t.shape, float(t.double().sum())) for t in tensors_in(first)]
-    )
-    digests = [other for other in passes.ranks.gather(digest) if other is not None]
+    tensors = [] if first is None else list(tensors_in(first))
+    digest = [(tuple(t.shape), float(t.double().sum())) for t in tensors] or None
+    digests = [other for other in ranks.gather(digest) if other is not None]
     if len(digests) > 1 and all(other == digests[0] for other in digests):
         raise InputError(
             f"all {len(digests)} processes have the same first batch: each passes its own part of "
             "the data, as in Subset(data, range(rank, len(data), processes)). A DistributedSampler "
             "repeats examples where they do not divide evenly."
         )
+    copies: dict[int, Tensor] = {}
+    for number, (part, numbers) in enumerate(ranks.gather((ranks.part, fingerprint(params)))):
+        here = torch.tensor(numbers, dtype=torch.float64)
+        if not torch.allclose(copies.setdefault(part, here), here, rtol=1e-6, atol=0.0):
+            raise InputError(
+                f"process {number} has other weights than the process before that shares them: "
+                "load the same weights in all, or train them together."
+            )
 
 
 def _choose_probe(passes: Passes) -> BatchPair:

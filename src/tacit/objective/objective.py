@@ -16,7 +16,7 @@ from tacit.objective.batches import (
     open_batches,
     tensors_in,
 )
-from tacit.objective.checks import check_probe, check_split, check_statistics
+from tacit.objective.checks import check_probe, check_shared, check_statistics
 from tacit.objective.compared import ComparedDerivatives
 from tacit.objective.few_examples import loss_of_few
 from tacit.objective.losses import (
@@ -47,6 +47,7 @@ from tacit.objective.params import (
     Params,
     check_params,
     norm,
+    sum_over_parts,
 )
 from tacit.objective.passes import Derivative, Passes, PassResult, move_by
 from tacit.objective.per_example import DirectionalDerivatives
@@ -160,7 +161,7 @@ class Objective:
             batch_norm=self.batch_norm, redraws_data=self._redraws or grouped,
             sums=SUMS[accumulate], ranks=self.ranks,
         )  # fmt: skip
-        check_split(passes)
+        check_shared(passes, self.point())
         self.regroups: bool = grouped and passes.regroups()
         """Whether draws differ in which examples share a batch."""
         self.random: bool = training or self.regroups
@@ -324,7 +325,7 @@ class Objective:
         with derivatives.twice_differentiable():
             self.compared.check_products(point)
             entries = self._run(point, partial(curvatures, directions=directions)).derivative
-        return float(sum(e.sum() for e in entries.values()))
+        return sum(sum_over_parts({n: float(e.sum()) for n, e in entries.items()}).values())
 
     @on_its_ranks
     @torch.inference_mode(mode=False)

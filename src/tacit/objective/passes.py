@@ -122,7 +122,13 @@ class Passes:
         """
         forked = forked_randomness(self.devices, self.batches.generators)
         with forked, temporary_mode(self.model, training=training, batch_norm=self.batch_norm):
-            yield replace(self, attributes=Attributes(self.model))
+            attributes = Attributes(self.model)
+            if attributes.shards and self.ranks.shards is None:
+                raise InputError(
+                    "the model was sharded after the objective was made, which has its examples in "
+                    "one process: make the objective after fully_shard."
+                )
+            yield replace(self, attributes=attributes)
 
     def readings(self, draws: Sequence[int] | None = None) -> list[Sequence[int]]:
         """The draws that each reading of the data serves: all of them, or one each."""

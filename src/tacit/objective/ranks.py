@@ -229,6 +229,15 @@ def ranks_of(model: nn.Module) -> Ranks:
     return ALONE
 
 
+def check_alone(ranks: Ranks, what: str, *, shards_only: bool = False) -> None:
+    """Refuse what one process computes, for a model that several share, or share the rows of."""
+    if (ranks.shards if shards_only else ranks.everyone) is not None:
+        raise InputError(
+            f"{what} is computed by one process, and {ranks.count} share this model: gather the "
+            "full state dict, and load it into an unwrapped copy of the model in one process."
+        )
+
+
 def is_sharded(tensor: Any) -> bool:
     """Whether a tensor is one of torch's distributed tensors, of which a process has a part."""
     return hasattr(tensor, "device_mesh") and hasattr(tensor, "placements")

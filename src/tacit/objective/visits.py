@@ -11,6 +11,7 @@ from tacit.objective.batches import BatchPair
 from tacit.objective.losses import Loss, split_batch
 from tacit.objective.params import Params
 from tacit.objective.passes import Passes
+from tacit.objective.ranks import check_alone
 
 Visit = Callable[[nn.Module, Any, Tensor | None, int], None]
 """visit(model, batch, weights, index), with the parameters swapped in."""
@@ -20,7 +21,7 @@ def predict(
     passes: Passes, loss: Loss | None, points: Sequence[Params]
 ) -> tuple[list[Tensor], Any]:
     """See `Objective.predictions`."""
-    _check_alone(passes)
+    check_alone(passes.ranks, "what is no mean of losses, as predictions and activations,")
     outputs: list[list[Tensor]] = [[] for _ in points]
     target = None
     # With gradients, because some models differentiate in themselves (forces from energies).
@@ -44,7 +45,7 @@ def visit(
     passes: Passes, params: Params, use: Visit, probe: BatchPair | None, *, drawn: bool
 ) -> None:
     """See `Objective.for_each_batch`; `drawn` says that each draw has other examples."""
-    _check_alone(passes)
+    check_alone(passes.ranks, "what is no mean of losses, as predictions and activations,")
     if drawn and probe is None:
         raise InputError(
             f"the data is drawn anew for each of {passes.draws} draws, and what is computed "
@@ -54,13 +55,3 @@ def visit(
         pairs = passes.read() if probe is None else [passes.to_model(probe)]
         for index, (batch, weights) in enumerate(pairs):
             passes.call(params, lambda model, _, b=batch, w=weights, i=index: use(model, b, w, i))
-
-
-def _check_alone(passes: Passes) -> None:
-    """Refuse what is not summed over processes."""
-    if passes.ranks.count > 1:
-        raise InputError(
-            "predictions, activations and other quantities that are no mean losses are computed by "
-            f"one process, and {passes.ranks.count} share this model: gather the full state dict "
-            "and load it into an unwrapped copy of the model."
-        )

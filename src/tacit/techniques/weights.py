@@ -7,6 +7,7 @@ from tacit.objective.deriving import with_noise, with_scale, with_shift
 from tacit.objective.objective import Objective, check_objective
 from tacit.objective.params import Params, Scope, norm, select
 from tacit.objective.randomness import Noise
+from tacit.objective.ranks import check_alone
 from tacit.objective.scale import Scale
 
 MIN_SIGNAL = 10
@@ -45,6 +46,7 @@ def weight_noise(
     check_objective(objective)
     check_number("sigma", sigma, least=0)
     check_type("relative", relative, bool, "True or False")
+    check_alone(objective.ranks, "weight_noise", shards_only=True)
     names = set(select(objective.params, scope, what="scope of weight_noise"))
 
     def moved(parameter: Tensor, noise: Noise) -> Tensor:

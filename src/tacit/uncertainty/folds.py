@@ -22,6 +22,7 @@ from tacit.objective.models import BatchNorm
 from tacit.objective.objective import Objective
 from tacit.objective.params import Params, shorten
 from tacit.objective.passes import track
+from tacit.objective.ranks import check_alone
 from tacit.regularizers.family import Regularizer
 
 LEAST = 1e-3
@@ -83,6 +84,7 @@ def cross_fit(  # noqa: PLR0913 # the data and the candidates, then keyword opti
     make_objective = partial(Objective, model, loss, batch_norm=batch_norm, batch_size=batch_size)
     for rows in track(order.tensor_split(folds), total=folds, label="folds"):
         fold = make_objective(tuple(part[rows.to(part.device)] for part in data))
+        check_alone(fold.ranks, "cross_fit")
         target, candidates = endpoint_target(fold, params=params), candidates_of(fold)
         equations = target.equations(candidates, known=known)
         examples += equations.sources[0].examples

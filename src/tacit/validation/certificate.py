@@ -13,6 +13,7 @@ from tacit.errors import InputError
 from tacit.fitting.fits import Fit
 from tacit.objective.objective import Objective, check_objective
 from tacit.objective.params import Params, norm
+from tacit.objective.ranks import check_alone
 from tacit.regularizers import Regularizer
 from tacit.validation import curvature
 from tacit.validation.penalised import NoHessianError, PenalisedObjective, held_params, penalty
@@ -105,6 +106,7 @@ def certify(
             Lanczos.
     """
     point = check_objective(objective, what="objective").point(params)
+    check_alone(objective.ranks, "certify", shards_only=True)
     loss = objective.differentiate(point)
     held = held_params(strengths, loss.unreached, point)
     function = PenalisedObjective(objective, penalty(regularizers, strengths), held)

@@ -17,6 +17,7 @@ from tacit.fitting.summary import jsonable
 from tacit.objective.borrowing import restored
 from tacit.objective.objective import Objective, check_objective
 from tacit.objective.params import Params, norm, same_buffers
+from tacit.objective.ranks import check_alone
 from tacit.regularizers import Regularizer
 from tacit.validation import summary
 from tacit.validation.certificate import Certificate, certify
@@ -204,6 +205,7 @@ def _complete(
         if regularizers is None:
             regularizers = (*origin.candidates.estimated, *origin.candidates.known)
     check_objective(objective, what="objective")
+    check_alone(objective.ranks, "validate")
     if params is None and origin is not None and origin.point is not None:
         same_model = origin.setting.objective.model is objective.model
         params = origin.bind().params if same_model else None

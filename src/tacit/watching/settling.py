@@ -17,6 +17,7 @@ from tacit.fitting.fits import Fit, fit
 from tacit.objective.borrowing import forked_randomness, restored
 from tacit.objective.objective import Objective
 from tacit.objective.randomness import find_generators
+from tacit.objective.ranks import check_alone
 from tacit.regularizers.family import Regularizer
 from tacit.regularizers.weight_decay import unwrap_optimizer
 
@@ -79,6 +80,7 @@ def settle(
         known: penalties that training did apply, with their strengths.
     """
     check_type("objective", objective, Objective, "a tacit.Objective of the trained model")
+    check_alone(objective.ranks, "settle")
     check_type("train_epoch", train_epoch, Callable, "a function train_epoch(model, optimizer)")
     check_whole("epochs", epochs)
     candidates = check_candidates(regularizers, known)
