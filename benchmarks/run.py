@@ -7,6 +7,7 @@ import sys
 import dropout
 import memory
 import passes
+import processes
 import published
 import scores
 import sweep
@@ -31,7 +32,7 @@ def main() -> int:
     if quick:
         print(QUICK_NOTE)
     print(flush=True)
-    modules = (passes, scores, sweep, published, dropout, memory, watching)
+    modules = (passes, scores, sweep, published, dropout, memory, watching, processes)
     rows = [row for module in modules for row in module.measure(quick=quick)]
     print(render(rows, enforced=not quick))
     exceeded = 0 if quick else sum(not row.within_bound for row in rows)

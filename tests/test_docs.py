@@ -1,11 +1,13 @@
 """Code blocks of README and docs print what the page shows, and the files that it names exist."""
 
 import io
+import os
 import re
 import shlex
 import shutil
 import subprocess
 import sys
+import textwrap
 from contextlib import redirect_stdout
 from pathlib import Path
 
@@ -145,3 +147,27 @@ def test_the_language_model_shows_the_decay_of_adamw():
     assert low < strength < high
     # The text is that of this version of Python, so that one interval may miss by a little.
     assert strength == pytest.approx(applied, rel=0.01)
+
+
+@pytest.mark.slow
+def test_two_processes_recover_the_decay_as_the_page_shows():
+    command = [
+        *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2"),
+        *("--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1"),
+        "examples/sharded.py",
+    ]
+    only_here = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    run = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, env=os.environ | only_here, timeout=300
+    )
+    assert run.returncode == 0, run.stderr
+    ((applied, recovered),) = re.findall(r"applied (\S+), recovered (\S+),", run.stdout)
+    assert float(recovered) == pytest.approx(float(applied), rel=0.01)
+    blocks = dict(code_blocks(ROOT / "docs" / "how-to" / "sharded.md"))
+    assert_same_output(blocks["text"], run.stdout)
+
+
+def test_the_page_of_a_sharded_model_shows_the_example():
+    blocks = dict(code_blocks(ROOT / "docs" / "how-to" / "sharded.md"))
+    example = (ROOT / "examples" / "sharded.py").read_text()
+    assert textwrap.indent(blocks["py"], "    ") in example

@@ -6,6 +6,8 @@ several processes have the same rows. Each computes with what it has. Only numbe
 few columns, and what the model itself gathers travel between them.
 """
 
+import io
+import pickle
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar, Token
@@ -85,12 +87,12 @@ class Ranks(AbstractContextManager["Ranks"]):
         has_one = self.gather_numbers(value is not None)
         if not any(has_one):
             return None
-        values = [value]
+        values = [None if value is None else _packed(value)]
         source = has_one.index(1)
         distributed.broadcast_object_list(
             values, group=self.everyone, group_src=source, device=self.device
         )
-        return values[0]
+        return pickle.loads(values[0] or b"")
 
     def sum_over_replicas(self, tensors: Sequence[Tensor]) -> None:
         """Add up the tensors of all processes that have the same rows, in place."""
@@ -276,8 +278,34 @@ def _ranks_of_mesh(mesh: Any, placements: tuple[Any, ...], device: torch.device)
 
 def _gather_objects(value: Item, group: Any) -> list[Item]:
     values: list[Any] = [None] * _size(group)
-    distributed.all_gather_object(values, value, group=group)
-    return values
+    distributed.all_gather_object(values, _packed(value), group=group)
+    return [pickle.loads(packed) for packed in values]
+
+
+class _Pickler(pickle.Pickler):
+    """Writes only what a view of a tensor shows, and no device of another process.
+
+    Otherwise all of its memory is written: the first batch may be a view of all the data.
+    """
+
+    def reducer_override(self, value: Any) -> Any:
+        if type(value) is not Tensor or value.layout != torch.strided:
+            return NotImplemented
+        if value.device.type != "cpu":
+            return _to_device, (value.detach().cpu(), value.device.type)
+        if value.untyped_storage().nbytes() > value.numel() * value.element_size():
+            return value.detach().clone().__reduce_ex__(pickle.HIGHEST_PROTOCOL)
+        return NotImplemented
+
+
+def _to_device(tensor: Tensor, kind: str) -> Tensor:
+    return tensor.to(kind)  # of several, the one that this process has chosen
+
+
+def _packed(value: Any) -> bytes:
+    buffer = io.BytesIO()
+    _Pickler(buffer, pickle.HIGHEST_PROTOCOL).dump(value)
+    return buffer.getvalue()
 
 
 def _size(group: Any) -> int:
