@@ -12,6 +12,7 @@ from support.descent import descend
 from support.models import UnusedHead, minimise, params_of, random_data, tanh_mlp
 from torch import nn
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import tacit
 from tacit import InputError, Objective, reference
@@ -56,6 +57,45 @@ def test_a_block_holds_a_few_numbers_for_any_parameter_count():
     equations = tacit.endpoint_equations(objective, make_candidates())
     assert equations.rows > 90_000
     assert sum(block.factor.numel() for block in equations.blocks) <= 3 * 4 * 4
+
+
+class LargestCopy(TorchDispatchMode):
+    """The largest number of entries of a tensor that was copied."""
+
+    def __init__(self):
+        super().__init__()
+        self.entries = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **kwargs or {})
+        if func in (torch.ops.aten.clone.default, torch.ops.aten._to_copy.default):
+            self.entries = max(self.entries, result.numel())
+        return result
+
+
+def test_slices_of_tensors_in_another_order_do_not_copy_the_tensor(monkeypatch):
+    """Kernels in channels_last, or a transpose: flattened for every slice, they took hours."""
+    monkeypatch.setattr(candidates, "CHUNK", 2**8)
+    monkeypatch.setattr(rows, "SMALL", 0)
+    generator = torch.Generator().manual_seed(0)
+    weight, target = torch.randn(2, 40, 6, 3, 3, generator=generator)
+    families = [
+        tacit.smooth_l1(0.1),
+        tacit.regularizers.distance_to({"weight": torch.ones(40, 6, 3, 3)}),
+        tacit.regularizers.spline([-1.0, 0.0, 1.0]),
+    ]
+    factor = {}
+    for layout in (torch.contiguous_format, torch.channels_last):
+        params, vector = ({"weight": t.to(memory_format=layout)} for t in (weight, target))
+        for name, several in {"one": families[:1], "several": families}.items():
+            bound = candidates.check_candidates(several, None).bind(params)
+            with LargestCopy() as copies:
+                (block,) = rows.write_blocks(bound, [vector], floors={"weight": 0.0})
+            factor[layout, name] = block.factor.T @ block.factor
+            assert copies.entries <= 2**8
+    for name in ("one", "several"):
+        both = [factor[k, name] for k in (torch.contiguous_format, torch.channels_last)]
+        torch.testing.assert_close(*both, rtol=1e-12, atol=1e-12)
 
 
 def test_parametrised_weights_belong_to_their_layer():

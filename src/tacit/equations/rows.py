@@ -11,7 +11,7 @@ from tacit.equations.blocks import Block, join_parts
 from tacit.equations.candidates import BoundCandidates, slices
 from tacit.equations.factors import FactorSum, factors_of, triangular_factor
 from tacit.errors import InputError
-from tacit.objective.params import Params, layer_of, read_numbers, to_float64
+from tacit.objective.params import Params, entries_of, layer_of, read_numbers, to_float64
 from tacit.objective.ranks import current_ranks
 
 SMALL, MOST_SMALL = 2**16, 2**20
@@ -239,7 +239,7 @@ def read_rows(
     along a subspace, design and targets are projected on it (`bound.slices` has the whole tensor);
     with kinks of single entries beside it, no row is left.
     """
-    flat = [to_float64(target[name].flatten()[part]) for target in targets]
+    flat = [to_float64(entries_of(target[name], part)) for target in targets]
     empty = torch.zeros(part.stop - part.start, 0, dtype=torch.float64)
     values = torch.stack(flat).mT if flat else empty
     for strength, known in bound.known if flat else ():
@@ -291,7 +291,7 @@ def read_entries(
     """
 
     def joined(tensors: Params) -> Tensor:
-        slices = [tensors[name].detach().flatten()[part] for name, part in parts]
+        slices = [entries_of(tensors[name].detach(), part) for name, part in parts]
         return slices[0] if len(slices) == 1 else torch.cat(slices)
 
     functions, entries = bound.functions_on(parts[0][0]) or (), joined(bound.params)

@@ -307,6 +307,17 @@ def read_numbers(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
     return {n: tensor.tolist() for n, tensor in read_on_cpu(tensors).items()}
 
 
+def entries_of(tensor: Tensor, part: slice) -> Tensor:
+    """A slice of a flattened tensor.
+
+    Of a tensor whose entries lie in another order in memory (channels_last, a transpose) only the
+    slice is copied: `flatten` would copy the tensor for every slice of it.
+    """
+    if tensor.is_contiguous():
+        return tensor.flatten()[part]
+    return tensor.take(torch.arange(part.start, part.stop, device=tensor.device))
+
+
 def coarsest_dtype(*tensors: Tensor) -> torch.dtype:
     """The least precise dtype in use, autocast included."""
     dtypes = [t.dtype for t in tensors]

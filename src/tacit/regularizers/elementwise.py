@@ -10,7 +10,14 @@ from torch.nn import functional as F
 
 from tacit.errors import InputError, check_number, check_type
 from tacit.objective.models import without_wrappers
-from tacit.objective.params import Params, Scope, check_finite, largest_entry, to_float64
+from tacit.objective.params import (
+    Params,
+    Scope,
+    check_finite,
+    entries_of,
+    largest_entry,
+    to_float64,
+)
 from tacit.objective.ranks import own_rows
 from tacit.regularizers.family import (
     ZERO_WIDTH,
@@ -192,8 +199,13 @@ def distance_to(
         return True
 
     def gradient(theta: Tensor, tensor_name: str) -> TensorGradient:
-        flat, origin = theta.flatten(), reference[tensor_name].to(theta.device).flatten()
-        return TensorGradient(lambda part: 2 * (to_float64(flat[part]) - to_float64(origin[part])))
+        origin = reference[tensor_name].to(theta.device)
+
+        def at(part: slice) -> Tensor:
+            here, there = (to_float64(entries_of(t, part)) for t in (theta, origin))
+            return 2 * (here - there)
+
+        return TensorGradient(at)
 
     def value(theta: Tensor, tensor_name: str) -> Tensor:
         return (theta - reference[tensor_name].to(theta)).square().sum()

@@ -17,6 +17,7 @@ from tacit.objective.objective import Objective
 from tacit.objective.params import (
     Params,
     Scope,
+    entries_of,
     float64_zeros,
     select,
     shorten,
@@ -101,10 +102,9 @@ class EntrywiseFunction(NamedTuple):
 
     def tensor_gradient(self, tensor: Tensor, _: str) -> TensorGradient:
         """∇R on one tensor, for `separable`."""
-        flat = tensor.flatten()
         return TensorGradient(
-            at=lambda part: self.derivative(to_float64(flat[part])),
-            kinks=lambda part: self.kinks(flat[part]),
+            at=lambda part: self.derivative(to_float64(entries_of(tensor, part))),
+            kinks=lambda part: self.kinks(entries_of(tensor, part)),
         )
 
 
@@ -354,7 +354,7 @@ def whole_column(name: str, gradient: Params) -> Columns:
     return Columns(
         names=(name,),
         active=dict.fromkeys(gradient, (0,)),
-        rows=lambda tensor_name, part: to_float64(gradient[tensor_name].flatten()[part])[:, None],
+        rows=lambda tensor_name, part: to_float64(entries_of(gradient[tensor_name], part))[:, None],
     )
 
 

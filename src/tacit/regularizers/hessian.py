@@ -12,6 +12,7 @@ from tacit.objective.objective import Objective
 from tacit.objective.params import (
     Params,
     Scope,
+    entries_of,
     fingerprint,
     float64_zeros,
     norm,
@@ -199,8 +200,8 @@ def _mean_column(name: str, groups: Sequence[Params]) -> Columns:
     mean = {n: torch.stack([g[n] for g in groups]).mean(0) for n in groups[0]}
 
     def deviations(tensor_name: str, part: slice) -> Tensor:
-        columns = [g[tensor_name].flatten()[part] for g in groups]
-        centre = mean[tensor_name].flatten()[part]
+        columns = [entries_of(g[tensor_name], part) for g in groups]
+        centre = entries_of(mean[tensor_name], part)
         return (torch.stack(columns, dim=1) - centre[:, None]).unsqueeze(2)
 
     column = whole_column(name, mean)

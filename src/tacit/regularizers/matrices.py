@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tacit.errors import check_number
-from tacit.objective.params import Params, Scope, square_norms, to_float64
+from tacit.objective.params import Params, Scope, entries_of, square_norms, to_float64
 from tacit.objective.ranks import current_ranks
 from tacit.regularizers.family import (
     ZERO_WIDTH,
@@ -44,8 +44,7 @@ def group_l2(
         return to_float64(torch.linalg.vector_norm(as_rows(tensor), dim=1, dtype=dtype))
 
     def gradient(tensor: Tensor, zero: Callable[[], float]) -> TensorGradient:
-        flat, width = tensor.flatten(), as_rows(tensor).shape[1]
-        row_norms = norms_of(tensor)
+        row_norms, width = norms_of(tensor), as_rows(tensor).shape[1]
 
         def norms(part: slice) -> Tensor:
             """The norm of the group that each entry of the slice belongs to."""
@@ -53,7 +52,10 @@ def group_l2(
             return row_norms[entries // width]
 
         return TensorGradient(
-            at=lambda part: to_float64(flat[part]) / torch.where(norms(part) > 0, norms(part), 1.0),
+            at=lambda part: (
+                to_float64(entries_of(tensor, part))
+                / torch.where(norms(part) > 0, norms(part), 1.0)
+            ),
             kinks=lambda part: norms(part) <= zero(),
         )
 

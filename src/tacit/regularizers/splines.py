@@ -15,7 +15,15 @@ import torch
 from torch import Tensor
 
 from tacit.errors import InputError, check_number, check_type
-from tacit.objective.params import Params, Scope, entries, largest_entry, select, to_float64
+from tacit.objective.params import (
+    Params,
+    Scope,
+    entries,
+    entries_of,
+    largest_entry,
+    select,
+    to_float64,
+)
 from tacit.objective.ranks import current_ranks
 from tacit.regularizers.family import ZERO_WIDTH, Columns, Regularizer, Shape, Subspace
 from tacit.regularizers.matrices import decompose, is_matrix, row_and_column_space
@@ -206,13 +214,14 @@ def _make_spline(
 
 def _bind_weights(hats: "Hats", name: str, tensors: Params, zero: float) -> Columns:
     """The columns of a function of weights, B_j(θ_i)."""
-    flat = {n: t.flatten() for n, t in tensors.items()}
 
     def rows(tensor_name: str, part: slice) -> Tensor:
-        return hats.derivatives(to_float64(flat[tensor_name][part]))
+        return hats.derivatives(to_float64(entries_of(tensors[tensor_name], part)))
 
     def kinks(tensor_name: str, part: slice) -> Tensor | None:
-        return flat[tensor_name][part].abs() <= zero if hats.shape.even else None
+        if not hats.shape.even:
+            return None
+        return entries_of(tensors[tensor_name], part).abs() <= zero
 
     return Columns(hats.names(name), hats.active_on(tensors), rows, kinks)
 

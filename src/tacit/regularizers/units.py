@@ -9,7 +9,15 @@ import torch
 from torch import Tensor
 
 from tacit.errors import InputError, check_type
-from tacit.objective.params import Params, Scope, describe, select, shorten, to_float64
+from tacit.objective.params import (
+    Params,
+    Scope,
+    describe,
+    entries_of,
+    select,
+    shorten,
+    to_float64,
+)
 from tacit.regularizers.family import Columns, Regularizer
 
 
@@ -69,7 +77,7 @@ class _Balance:
         differences = [_differences(params, term) for term in terms]
 
         def rows(tensor_name: str, part: slice) -> Tensor:
-            theta = to_float64(params[tensor_name].detach().flatten()[part])
+            theta = to_float64(entries_of(params[tensor_name].detach(), part))
             factors = torch.zeros_like(theta)
             for term, difference in zip(terms, differences, strict=True):
                 for role in (role for role in term if role.tensor == tensor_name):

@@ -9,7 +9,7 @@ from torch.optim import Optimizer
 
 from tacit.errors import InputError, check_type
 from tacit.objective.models import named_parameters, trainable
-from tacit.objective.params import Params, Scope, shorten, to_float64
+from tacit.objective.params import Params, Scope, entries_of, shorten, to_float64
 from tacit.objective.ranks import own_rows
 from tacit.regularizers.elementwise import l2
 from tacit.regularizers.family import Regularizer, TensorGradient, separable
@@ -112,11 +112,11 @@ def ridge_in_metric(metric: Params, scope: Scope = None, *, name: str) -> Regula
         return tensor_name in metric
 
     def gradient(theta: Tensor, tensor_name: str) -> TensorGradient:
-        flat, scale = theta.flatten(), metric[tensor_name].flatten()
+        scale = metric[tensor_name]
 
         def at(part: slice) -> Tensor:
-            entries = to_float64(flat[part])
-            return 2 * scale[part].to(entries.device) * entries
+            entries = to_float64(entries_of(theta, part))
+            return 2 * entries_of(scale, part).to(entries.device) * entries
 
         return TensorGradient(at)
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tacit.equations.candidates import BoundCandidates, slices
 from tacit.equations.rows import read_rows
-from tacit.objective.params import Params, entries, sum_over_parts, to_float64
+from tacit.objective.params import Params, entries, entries_of, sum_over_parts, to_float64
 from tacit.objective.ranks import current_ranks
 
 MOST_SIGNED, PART_SIGNED, RUNS = 2**15, 4, 4
@@ -90,7 +90,7 @@ def square_norm_of_rows(bound: BoundCandidates, vector: Mapping[str, Tensor]) ->
     """‖vector‖² over the rows of the equations."""
     total = 0.0
     for name, part, *_, kinks in _read(bound, columns=False):
-        values = _along_equations(bound, name, to_float64(vector[name]).flatten()[part, None])
+        values = _along_equations(bound, name, to_float64(entries_of(vector[name], part))[:, None])
         total += float(_zero(values, kinks).square().sum())
     return sum_over_parts({"": total})[""]
 
@@ -111,7 +111,7 @@ def known_products(bound: BoundCandidates, directions: Sequence[Params], count: 
     for j in range(count):
         for name, values in directions[j].items():
             for part in slices(values, 1):
-                along = to_float64(values).flatten()[part]
+                along = to_float64(entries_of(values, part))
                 for strength, known in bound.known:
                     if name in known.active:
                         column = known.rows(name, part)[:, 0]
