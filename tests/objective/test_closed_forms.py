@@ -4,7 +4,9 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
+from tacit import Objective
 from tacit.objective import closed_forms
 from tacit.objective.closed_forms import ClosedForms
 from tacit.objective.derivatives import math_attention
@@ -206,3 +208,38 @@ def test_hessian_products_at_many_classes_take_a_few_times_the_logits_memory():
     torch.testing.assert_close(computed, expected, rtol=1e-4, atol=1e-9)
     logits_size = logits.numel() * 4
     assert sizes["closed form"] < 4 * logits_size < sizes["torch"]
+
+
+class Checkpointed(nn.Module):
+    """Layer norm and cross-entropy of many classes; perhaps run again in the backward pass."""
+
+    def __init__(self, *, checkpointed):
+        super().__init__()
+        self.first, self.checkpointed = nn.Linear(4, 5), checkpointed
+        self.inside = nn.Sequential(nn.Linear(5, 5), nn.LayerNorm(5), nn.Tanh(), nn.Linear(5, 1100))
+
+    def losses(self, x, y):
+        return F.cross_entropy(self.inside(self.first(x)), y, reduction="none")
+
+    def forward(self, x, y):
+        if not self.checkpointed:
+            return self.losses(x, y)
+        return checkpoint(self.losses, x, y, use_reentrant=False)
+
+
+def test_activation_checkpointing_changes_no_derivative():
+    """A part that runs again in the backward pass calls the same functions both times."""
+    data = normal(6, 4, seed=1), torch.arange(6) * 100
+    derivatives = []
+    for checkpointed in (False, True):
+        torch.manual_seed(0)
+        model = Checkpointed(checkpointed=checkpointed).double()
+        objective = Objective.from_batch_loss(model, lambda m, b: m(*b), data, batch_size=4)
+        direction = {n: normal(*p.shape, seed=2) for n, p in objective.params.items()}
+        product = objective.hvp(direction)
+        third = objective.curvature_gradient([direction])
+        scores = objective.directional_derivatives([direction], signs=torch.ones(6))
+        derivatives.append((product, third, scores.values, scores.signed_sum))
+    torch.testing.assert_close(*derivatives, rtol=1e-5, atol=1e-7)  # thirds are differences
+    for part in (0, 2, 3):
+        torch.testing.assert_close(*(d[part] for d in derivatives), rtol=1e-10, atol=1e-12)

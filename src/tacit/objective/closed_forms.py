@@ -27,7 +27,9 @@ EXACT = (torch.float32, torch.float64)
 class ClosedForms(TorchFunctionMode):
     """Replaces cross-entropy of many classes, and layer norm, while a graph is recorded.
 
-    In forward mode it replaces attention, too.
+    In forward mode it replaces attention, too. Where saved tensors have hooks nothing is replaced:
+    activation checkpointing runs such a part again in the backward pass, where torch has switched
+    this mode off, and both runs must save the same tensors.
     """
 
     def __init__(self, *, forward: bool = False):
@@ -40,12 +42,16 @@ class ClosedForms(TorchFunctionMode):
         """Call the closed form where there is one for these arguments."""
         replacement = None
         if torch.is_grad_enabled():
-            replacement = REPLACEMENTS.get(func)
+            replacement = None if _saved_tensors_have_hooks() else REPLACEMENTS.get(func)
         elif self.forward:
             replacement = FORWARD_REPLACEMENTS.get(func)
         if replacement is None:
             return func(*args, **(kwargs or {}))
         return replacement(*args, **(kwargs or {}))
+
+
+def _saved_tensors_have_hooks() -> bool:
+    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
 
 
 def cross_entropy(  # the arguments of torch's
