@@ -85,7 +85,7 @@ class TargetPoint:
 
     params: Params
     vectors: Sequence[Params]
-    """In float64."""
+    """In float64, or in the dtype that the objective sums gradients in."""
     floors: Mapping[str, float]
     """Norm, by tensor, of a vector that would be only rounding."""
     gradient_norm: float

@@ -102,6 +102,23 @@ def large_leaves(leaves: Params) -> list[str]:
     return [name for name, end in zip(by_size, ends, strict=True) if end > most]
 
 
+def graph_dtypes(output: Tensor) -> set[torch.dtype]:
+    """The dtypes of all operations that an output is computed by from the parameters.
+
+    Some are less precise than the parameters: many norm layers and losses compute in float32.
+    """
+    nodes, visited, dtypes = [output.grad_fn], set(), set()
+    while nodes:
+        node = nodes.pop()
+        if node is None or node in visited:
+            continue
+        visited.add(node)
+        results = [node.variable] if hasattr(node, "variable") else node._input_metadata
+        dtypes |= {r.dtype for r in results if r.dtype.is_floating_point}
+        nodes += [following for following, _ in node.next_functions]
+    return dtypes
+
+
 def gradient_with_graph(function: Tensor, leaves: Params) -> Sequence[Tensor | None] | None:
     """The gradient of a penalty, which can be differentiated; None if it can not.
 

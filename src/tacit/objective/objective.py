@@ -384,7 +384,7 @@ class Objective:
 
         It is measured on a few examples, and of large tensors on a part of the entries. It bounds
         how precisely ∇L is known, so a target of this norm has no signal. The last digit is that of
-        the least precise dtype in use, autocast included.
+        the least precise dtype in use: of weights, of the model's operations, or of the sums.
         """
         return measure_rounding(self._passes, self.point(params), self._probe)
 

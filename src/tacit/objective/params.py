@@ -318,9 +318,9 @@ def entries_of(tensor: Tensor, part: slice) -> Tensor:
     return tensor.take(torch.arange(part.start, part.stop, device=tensor.device))
 
 
-def coarsest_dtype(*tensors: Tensor) -> torch.dtype:
+def coarsest_dtype(*tensors: Tensor, others: Iterable[torch.dtype] = ()) -> torch.dtype:
     """The least precise dtype in use, autocast included."""
-    dtypes = [t.dtype for t in tensors]
+    dtypes = [*(t.dtype for t in tensors), *others]
     device = tensors[0].device.type
     if torch.is_autocast_enabled(device):
         dtypes.append(torch.get_autocast_dtype(device))

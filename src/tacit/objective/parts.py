@@ -135,19 +135,18 @@ class _Parts:
 
     def compare(self, *, repeatable: bool = True, gradients: bool = True) -> str | None:
         """What is wrong with the loss, if anything."""
-        everything, gradient = torch.arange(self.count), _Remainder()
-        derive = gradient.derive if gradients else None
-        whole = self._evaluate(everything, derive)
+        everything, gradient = torch.arange(self.count), _Remainder(wanted=gradients)
+        whole = self._evaluate(everything, gradient.derive)
         if not repeatable and not self._evaluate(everything).mean.isclose(whole.mean):
             return None  # noise that eval mode does not stop: parts cannot be compared
         *splits, last = _splits(everything, self._order_by_target())
         means = [[self._evaluate(part) for part in rows] for rows in splits]
-        halves = [self._evaluate(part, derive) for part in last]
+        halves = [self._evaluate(part, gradient.derive) for part in last]
         difference, size = gradient.norm(), max(gradient.sizes, default=0.0)
+        dtype = coarsest_dtype(whole.mean, *self.params.values(), others=gradient.dtypes)
         del gradient  # as large as the model
-        precision, level = rounding_levels(whole.mean, list(self.params.values()))
-        coarse = any(p.dtype != torch.float64 for p in self.params.values())
-        relative = max(4 * precision, COARSE if coarse else 0.0)
+        precision, level = rounding_levels(dtype, list(self.params.values()))
+        relative = max(4 * precision, 0.0 if dtype == torch.float64 else COARSE)
 
         def complaint(slack: float, gradient_slack: float) -> str | None:
             for parts in (*means, halves):
@@ -206,16 +205,20 @@ class _Remainder:
     is then zero. What fails here is reported where it is needed.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, wanted: bool = True) -> None:
+        self.dtypes: set[torch.dtype] = set()
+        """Those of the operations that the first loss was computed by."""
         self.sizes: list[float] = []
         """Norms of all gradients so far."""
         self._tensors: Params = {}
         self._weight: float | None = None
         """That of the batch; None before its gradient is known."""
-        self._exists = True
+        self._exists = wanted
+        """Whether there is a gradient; if none is wanted, only dtypes are read."""
 
     def derive(self, mean: BatchMean, leaves: Params) -> None:
         """Take the gradient of the batch the first time, and subtract a gradient afterwards."""
+        self.dtypes = self.dtypes or derivatives.graph_dtypes(mean.mean)
         square = 0.0
         factor = None if self._weight is None else -mean.weight / self._weight
         self._weight = mean.weight or 1.0 if self._weight is None else self._weight
@@ -231,7 +234,7 @@ class _Remainder:
             totals = [self._tensors[name] for name in gradients]
             add_scaled(totals, list(gradients.values()), factor)
 
-        if factor == 0:
+        if factor == 0 or not self._exists:
             return
         try:
             derivatives.stream_gradient(mean.mean, leaves, use)
@@ -246,12 +249,13 @@ class _Remainder:
         return norm(self._tensors) if self._exists else 0.0
 
 
-def rounding_levels(mean: Tensor, params: Sequence[Tensor]) -> tuple[float, float]:
+def rounding_levels(dtype: torch.dtype, params: Sequence[Tensor]) -> tuple[float, float]:
     """The relative rounding between a batch and its parts: of a loss, and of the weights.
 
-    Both are above the last digit: products and convolutions of other sizes take other routes.
+    Both are above the last digit of the least precise dtype in use: products and convolutions of
+    other sizes take other routes.
     """
-    eps = torch.finfo(coarsest_dtype(mean, *params)).eps
+    eps = torch.finfo(dtype).eps
     single = [p for p in params if p.is_cuda and p.dtype == torch.float32]
     products = torch.backends.cuda.matmul.allow_tf32 and any(p.ndim > 1 for p in single)
     convolutions = torch.backends.cudnn.allow_tf32 and any(p.ndim > 2 for p in single)
