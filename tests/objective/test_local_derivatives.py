@@ -181,6 +181,13 @@ MODELS = {
               out=nn.Linear(4, 3)),
         features(shape=(4, 3)),
     ),
+    "embedding bag": lambda: (
+        sequential(nn.EmbeddingBag(7, 4, padding_idx=2), nn.Tanh(), nn.Linear(4, 3)), words()
+    ),
+    "distances": lambda: (
+        Apply(lambda m, x: m.out(torch.exp(-torch.cdist(x, m.w))), w=(4, 5), out=nn.Linear(4, 3)),
+        features(),
+    ),
     "examples by index": lambda: (
         Apply(lambda m, x: m.out(x)[torch.arange(len(x)), 1], out=nn.Linear(5, 3)),
         features(shape=(2, 5)),

@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 
+from tacit.objective.derivatives import lacks_double_backward
+
 BLOCK_ENTRIES, BLOCK_ENTRIES_ELSEWHERE = 2**19, 2**26
 """Entries of the gradients G_i that are formed at once: on the CPU they stay in the cache."""
 GRADIENT_COST = 8
@@ -223,7 +225,20 @@ def _convolution(use: Use, tangents: Tensor, coefficients: Tensor | None) -> Pro
 
 
 def _by_itself(use: Use, tangents: Tensor, coefficients: Tensor | None) -> Product:
-    """(∂y/∂e) ė_j as the derivative of ⟨(∂y/∂e)ᵀ h, ė_j⟩ by h, at any h."""
+    """(∂y/∂e) ė_j as the derivative of ⟨(∂y/∂e)ᵀ h, ė_j⟩ by h, at any h.
+
+    An operation that has no such derivative gives G_i, one example after the other.
+    """
+    try:
+        columns = _by_double_backward(use, tangents)
+    except RuntimeError as error:
+        if not lacks_double_backward(error):
+            raise
+        columns = _one_by_one(use, tangents)
+    return Product(columns, _cotangent(use, coefficients))
+
+
+def _by_double_backward(use: Use, tangents: Tensor) -> Tensor:
     with torch.enable_grad():
         h = use.gradient.detach().clone().requires_grad_()
         pulled_back = _pull_back(use, h)
@@ -232,13 +247,24 @@ def _by_itself(use: Use, tangents: Tensor, coefficients: Tensor | None) -> Produ
             cotangent = tangent.to(pulled_back).expand(pulled_back.shape)
             (change,) = torch.autograd.grad(pulled_back, h, cotangent, retain_graph=True)
             columns.append(use.rows.split(change * use.gradient).flatten(1).sum(1))
-    return Product(torch.stack(columns, dim=1), _cotangent(use, coefficients))
+    return torch.stack(columns, dim=1)
+
+
+def _one_by_one(use: Use, tangents: Tensor) -> Tensor:
+    flat, columns = tangents.flatten(1), []
+    for example in torch.eye(len(use.rows.split(use.gradient))):
+        gradient = _weighted_sum(use, example)
+        columns.append(flat.to(gradient) @ gradient.flatten())
+    return torch.stack(columns)
 
 
 def _cotangent(use: Use, coefficients: Tensor | None) -> Tensor | None:
+    """Σ c_i G_i for coefficients c; None without any."""
+    return None if coefficients is None else _weighted_sum(use, coefficients)
+
+
+def _weighted_sum(use: Use, coefficients: Tensor) -> Tensor:
     """Σ c_i G_i by the operation's own backward pass."""
-    if coefficients is None:
-        return None
     with torch.no_grad():
         pulled_back = _pull_back(use, use.rows.scale(use.gradient, coefficients))
         return pulled_back.sum_to_size(use.shape)
