@@ -1,5 +1,7 @@
 """Screens of models whose penalties are known, and of some without one."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from support.models import params_of, random_data, tanh_mlp
@@ -91,6 +93,35 @@ def test_two_penalties_of_one_group_are_both_found():
 
     screen = tacit.screen(network(penalty)[0])
     assert screen.fit.strengths == pytest.approx({"l2": 0.01, "smooth_l1(0.1)": 0.01}, rel=1e-4)
+
+
+def test_a_penalty_of_biases_is_found():
+    """A smooth l1 that is wider than all biases, less the same of matrices, is this penalty."""
+    model, (X, y) = Columns(), random_data(0, inputs=20, outputs=3, count=200)
+    point = {n: p if p.ndim == 1 else 2 * p for n, p in params_of(model).items()}
+    target = tacit.endpoint_target(Objective(model, F.mse_loss, (X, y)), params=point)
+    gradient = {n: 0.04 * p * (p.ndim == 1) for n, p in point.items()}
+    exact = replace(target, points=(replace(target.points[0], vectors=(gradient,)),))
+    screen = tacit.screen(exact)
+    assert screen.verdict == "answer"
+    assert screen.fit.strengths == pytest.approx({"l2[biases]": 0.02})
+    assert screen.groups[0].named == ("l2[biases]",)
+
+
+def test_a_small_part_is_found_where_it_completes_the_answer():
+    """Without the lasso, which adds 0.09 % of the target, ridge comes out 9 % too strong."""
+
+    def penalty(params):
+        lasso = [F.smooth_l1_loss(p, 0 * p, beta=0.1, reduction="sum") for p in params.values()]
+        grams = [p.T @ p - torch.eye(2).double() for p in params.values() if p.ndim == 2]
+        orthogonality = sum(gram.square().sum() for gram in grams)
+        return ridge(0.01)(params) + 0.001 * sum(lasso) + 0.1 * orthogonality
+
+    screen = tacit.screen(network(penalty)[0])
+    assert screen.verdict == "answer"
+    expected = {"l2": 0.01, "smooth_l1(0.1)": 0.001, "orthogonality": 0.1}
+    assert screen.fit.strengths == pytest.approx(expected, rel=1e-4)
+    assert {name for group in screen.groups for name in group.named} == {*expected}
 
 
 def test_the_distance_to_the_start_is_found():
@@ -214,9 +245,14 @@ def screen_of_two_alike(strengths, rest, own=0.33):
     return tacit.screen(equations_of_parts(parts, 2))
 
 
-def test_two_that_nearly_cancel_are_not_the_answer():
+def test_two_that_are_alike_or_nearly_cancel_are_not_the_answer():
     """They come close to a third penalty; where they explain all, they may be what was applied."""
-    assert screen_of_two_alike([1.0, 1.0], rest=0.1).verdict == "answer"
+    assert screen_of_two_alike([1.0, 1.0], rest=0.0).verdict == "answer"
+    screen = screen_of_two_alike([1.0, 1.0], rest=0.1)
+    assert len(screen.fit.strengths) == 2
+    assert screen.fit.explained > 0.99
+    assert screen.verdict == "aligned"
+    assert "come close to many others" in screen.reason
     screen = screen_of_two_alike([1.0, -1.0], rest=0.08)
     assert screen.verdict != "answer"
     assert len(screen.fit.strengths if screen.fit else ()) < 2

@@ -17,14 +17,16 @@ from tacit.identifiability.sign_flips import NOTHING_LEFT, TIE, flip_test, holm
 
 ALIKE = 0.7
 """|cosine| of two columns above which their candidates are in one group."""
+SAME_WEIGHTS = 0.1
+"""|cosine| of two columns of a group above which they are taken to act on the same weights."""
 LEVEL = 0.05
 """Probability of a false claim, over all groups (Holm)."""
-LEAST_ADDED = 0.01
-"""A candidate that adds less of the target than this is not chosen."""
+LEAST_ADDED, NEARLY_ALL = 0.01, 0.95
+"""A candidate is chosen if it adds this part of the target, or nearly all that the others leave."""
 MOST_LEFT = 0.8
 """Two members of a group are chosen where they leave at most this part of what the best leaves."""
-ALL = 0.999
-"""Two members of which one is negative are chosen where they explain at least this part."""
+ALL = 1 - 1e-5
+"""A part that counts as all. Two members that are alike explain up to 0.9999 of a third penalty."""
 SWEEPS = 2
 """How often the members of a group are chosen anew beside those of the other groups."""
 
@@ -80,9 +82,13 @@ class GroupTests:
         """The columns that a group is tested beside: all others, but for families that contain it.
 
         `l2` is the sum of `l2[matrices]` and `l2[biases]`: beside it and one of these, the other
-        has nothing left to explain.
+        has nothing left to explain. For biases, penalties of matrices are left out too: together
+        with the same families of all parameters they would be families of biases, such as a smooth
+        l1 that is wider than all biases, which is no candidate and has the column of `l2[biases]`.
         """
         among = range(len(self.names)) if among is None else among
+        of_biases = all(self.kinds[c][1] == "biases" for c in group)
+        among = [c for c in among if not (of_biases and self.kinds[c][1] == "matrices")]
         return [c for c in among if c not in group and not self._contains(c, group)]
 
     def _contains(self, column: int, group: Sequence[int]) -> bool:
@@ -105,6 +111,11 @@ class GroupTests:
             return 1.0
         targets = self.equations.factor()[:, len(self.names) :]
         return max(0.0, min(1.0, float(products[-1, -1] / targets.mean(1).square().sum())))
+
+    @property
+    def shows_noise(self) -> bool:
+        """Whether points or groups of draws show how much of the target is noise."""
+        return self.signal < 1 or self.equations.targets > 1
 
     def held_out(self, models: Sequence[Sequence[int]]) -> list[float]:
         """What models, as lists of columns, explain of clusters they were not fitted to.
@@ -137,7 +148,9 @@ class GroupTests:
         pairs = list(combinations(group, 2))
         scores = self.held_out([[c, *others] for c in group] + [[*pair, *others] for pair in pairs])
         singles, scores = scores[: len(group)], scores[len(group) :]
-        one = max(range(len(group)), key=lambda i: round(singles[i], 9))
+        # Of equal ones that which explains most alone: l2 less l2[biases] is l2[matrices].
+        alone = [self.explained([c]) for c in group]
+        one = max(range(len(group)), key=lambda i: (round(singles[i], 9), round(alone[i], 9)))
         fair = [
             s >= ALL or self._is_positive(p, others) for p, s in zip(pairs, scores, strict=True)
         ]
@@ -147,8 +160,7 @@ class GroupTests:
             equal = [p for p, d in zip(pairs, doubles, strict=True) if best - d < TIE]
             a, b = max(equal, key=self._plainness)
             leaves_less = 1 - best <= MOST_LEFT * (1 - singles[one])
-            p_values = self.p_beside([a], [b, *others]), self.p_beside([b], [a, *others])
-            if leaves_less and max(p_values) <= LEVEL:
+            if leaves_less and self._matters(a, [b, *others]) and self._matters(b, [a, *others]):
                 return [a, b]
         return [group[one]]
 
@@ -170,6 +182,18 @@ class GroupTests:
         strengths = System(factor[:, [*columns, *others]]).solve(target)
         return bool((strengths[: len(columns)] >= 0).all())
 
+    @cached_property
+    def imitates(self) -> bool:
+        """Whether the chosen may come close to a penalty that is not among the candidates.
+
+        Two of one group on the same weights do, such as l2 and the fourth power to the third one,
+        and so do those of which one is negative.
+        """
+        cosines = System(self.equations.factor()[:, : len(self.names)]).cosines.abs()
+        pairs = (pair for g in self.groups for pair in combinations(set(g) & {*self.chosen}, 2))
+        same_weights = any(float(cosines[a, b]) > SAME_WEIGHTS for a, b in pairs)
+        return same_weights or not self._is_positive(self.chosen, [])
+
     def telling(self, column: int) -> int:
         """The number of clusters that have anything of a column."""
         return int((self.factors[..., column].norm(dim=1) > 0).sum())
@@ -181,17 +205,20 @@ class GroupTests:
     def _needed(self, columns: list[int]) -> list[int]:
         """The columns without those that add hardly anything, or not more than chance would."""
         while columns:
-            added = {c: self.added(c, columns) for c in columns}
-            needless = [
-                c
-                for c in columns
-                if added[c] < LEAST_ADDED
-                or self.p_beside([c], [o for o in columns if o != c]) > LEVEL
-            ]
+            beside = {c: [o for o in columns if o != c] for c in columns}
+            needless = [c for c in columns if not self._matters(c, beside[c])]
             if not needless:
                 break
-            columns = [c for c in columns if c != min(needless, key=added.__getitem__)]
+            least = min(needless, key=lambda c: self.added(c, beside[c]))
+            columns = beside[least]
         return columns
+
+    def _matters(self, column: int, others: Sequence[int]) -> bool:
+        """Whether a column adds enough to others, and more than chance would."""
+        left = 1 - self.explained(others)
+        nearly_all = NEARLY_ALL * left if left > 1 - ALL else 1.0
+        enough = self.added(column, others) >= min(LEAST_ADDED, nearly_all)
+        return enough and self.p_beside([column], others) <= LEVEL
 
     def added(self, column: int, beside: Sequence[int]) -> float:
         """What a column adds to others to the explained fraction."""
@@ -204,7 +231,7 @@ class GroupTests:
         A sum of chosen members is no rival: in place of one of them it gives the same model.
         """
         rivals = [c for c in group if c not in self.chosen and not self._is_sum_of_chosen(c)]
-        others = self.beside(rivals, [c for c in self.chosen if c != column])
+        others = [c for c in self.chosen if c != column]
         p_values = holm([self.p_beside([column], [rival, *others]) for rival in rivals])
         return max(p_values, default=0.0) <= LEVEL
 

@@ -20,10 +20,11 @@ from tacit.errors import InputError, ProblemKind
 from tacit.fitting.error_bars import error_bars_from
 from tacit.fitting.evidence import CLEARLY_EXPLAINED, MIN_EXPLAINED
 from tacit.fitting.fits import Fit, fit
+from tacit.fitting.lack_of_fit import ROUNDING
 from tacit.fitting.solving import System
 from tacit.fitting.summary import jsonable
 from tacit.identifiability.comparison import ClusterKind
-from tacit.identifiability.group_tests import LEVEL, GroupTests
+from tacit.identifiability.group_tests import ALL, LEVEL, GroupTests
 from tacit.identifiability.proposals import propose
 from tacit.identifiability.screen_plot import draw_screen
 from tacit.identifiability.screen_text import count_of, screen_rows, summarize_screen
@@ -40,6 +41,16 @@ SAME = 1 - 1e-9
 ENOUGH = CLEARLY_EXPLAINED
 """A part of the target from which confirmed groups are the answer, whatever the rest is."""
 
+A_REST = (
+    "The rest is more than noise and rounding: a penalty much like this one may act, or training "
+    "had not quite finished."
+)
+"""What is said of an answer that does not explain all."""
+IMITATION = (
+    "Two penalties that are alike, or of which one is negative, come close to many others, and "
+    "these leave more than noise and rounding: another acts, or training had not finished."
+)
+"""Why candidates that explain much are not the answer."""
 SHARED_EXAMPLES = (
     "acts on all layers through the same examples, as the loss of unfinished training does: layers "
     "cannot test it, and it does not explain what the others leave"
@@ -292,7 +303,7 @@ def _screen_equations(
     elif chosen_fit is None:
         verdict, reason = _judge_none(tests)
     else:
-        verdict, reason = _judge(chosen_fit, groups)
+        verdict, reason = _judge(chosen_fit, groups, tests)
     clusters = tests.cluster_kind, len(tests.factors)
     return Screen(verdict, groups, table, chosen_fit, clusters, reason, same, {})
 
@@ -313,17 +324,29 @@ def _distinct(equations: Equations) -> tuple[list[int], dict[str, tuple[str, ...
     return list(first_of), same
 
 
-def _judge(chosen: Fit, groups: Sequence[Group]) -> tuple[Verdict, str]:
+def _judge(chosen: Fit, groups: Sequence[Group], tests: GroupTests) -> tuple[Verdict, str]:
     """Whether the confirmed candidates are the answer, in a sentence."""
     listed = " and ".join(_describe(name, groups) for name in chosen.strengths)
-    explained = f"{max(chosen.explained, 0.0):.1%}"
+    digits = 3 if 0.999 <= chosen.explained < ALL else 1
+    explained = f"{max(chosen.explained, 0.0):.{digits}%}"
     rest = next((p for p in chosen.problems if p.kind == ProblemKind.UNEXPLAINED), None)
-    if rest is None or chosen.explained >= ENOUGH:
-        return "answer", f"{listed}: confirmed, with {explained} of the target explained."
+    only_noise = rest is None and (tests.shows_noise or _leaves_rounding(chosen))
+    if only_noise or chosen.explained >= (ALL if tests.imitates else ENOUGH):
+        more = "" if only_noise else f" {A_REST}"
+        return "answer", f"{listed}: confirmed, with {explained} of the target explained.{more}"
+    remedy = IMITATION if rest is None or tests.imitates else rest.remedy
     return "aligned", (
         f"Aligned, not the answer: {explained} of the target is explained by {listed}, which is no "
-        f"accident. {rest.remedy}"
+        f"accident. {remedy}"
     )
+
+
+def _leaves_rounding(chosen: Fit) -> bool:
+    """Whether what a fit does not explain is no more than rounding."""
+    equations = chosen.equations
+    target = float(equations.factor()[:, len(equations.names) :].mean(1).norm())
+    left = chosen.residual_ratio * target
+    return chosen.explained >= ALL or left <= ROUNDING * equations.floor
 
 
 def _describe(name: str, groups: Sequence[Group]) -> str:
