@@ -1,6 +1,7 @@
 """Equations of whole epochs of a user's training loop: at the mean point, with the drift."""
 
 import json
+import math
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -181,6 +182,11 @@ class EpochAverages:
     def has_moved(self) -> bool:
         """Whether the current epoch had an update, of a step size above zero."""
         return max(self._times.values()) > 0
+
+    @on_its_ranks
+    def is_finite(self) -> bool:
+        """Whether all weights of the current epoch are finite; each of several processes asks."""
+        return math.isfinite(norm(self._sums)) and math.isfinite(norm(trainable(self._model)))
 
     def end_epoch(self) -> None:
         """End the current epoch; call this after the last update of every epoch."""

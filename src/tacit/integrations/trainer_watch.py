@@ -9,7 +9,8 @@ from torch.optim import Optimizer
 from tacit.errors import InputError
 from tacit.objective.objective import Objective, check_objective
 from tacit.regularizers.family import Regularizer
-from tacit.watching.training_watch import Watch, WatchRow, watch
+from tacit.watching.rows import WatchRow
+from tacit.watching.training_watch import Watch, watch
 
 Candidates = (
     Regularizer | Iterable[Regularizer] | Callable[[Optimizer, nn.Module], Iterable[Regularizer]]
