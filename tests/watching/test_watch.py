@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from support.models import random_data, tanh_mlp
+from support.systems import reports
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
@@ -288,6 +289,31 @@ def test_a_window_in_which_parameters_are_frozen_or_unfrozen_is_passed_over():
         assert not observed & {9, 18}
         tensors = {source.tensors for source in row.fit.sources}
         assert tensors == ({2} if 9 < row.window < 18 else {4})
+
+
+@pytest.mark.parametrize(
+    ("rate", "mode", "options", "named"),
+    [
+        (0.1, True, {}, True),
+        (0.1, True, {"training": True, "draws": 2}, False),
+        (0.1, False, {}, False),
+        (0.0, True, {}, False),
+    ],
+)
+def test_dropout_that_the_objective_lacks_is_a_problem(rate, mode, options, named):
+    """Decay comes out larger by half, and the fit explains nearly all."""
+
+    layers = tanh_mlp(0)
+    loop = Loop(make_model=lambda _: nn.Sequential(layers[:2], nn.Dropout(rate), layers[2]))
+    watch = loop.watch([tacit.l2()], objective=loop.objective(**options), every=4, budget=None)
+    loop.model.train = lambda: nn.Module.train(loop.model, mode)
+    for epoch in range(4):
+        if epoch == 2:  # the fact is a part of the state
+            watch.load_state_dict(watch.state_dict())
+        loop.train(1, watch.end_epoch)
+    assert reports(watch.fit, "without_dropout") == named
+    beside = watch.target().equations([tacit.l2(), tacit.l2(name="dropout")])
+    assert not reports(tacit.fit(beside), "without_dropout")
 
 
 def test_the_first_few_updates_are_recorded_once_also_in_a_resumed_run():
