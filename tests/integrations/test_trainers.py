@@ -1,12 +1,17 @@
 """Trainers of other packages: the numbers of a plain loop, logged, and training as without."""
 
 import re
+from contextlib import nullcontext
 
 import pytest
 import torch
-from support.trainers import LOOPS, Run
+from lightning import pytorch as pl
+from lightning.pytorch.callbacks import GradientAccumulationScheduler
+from support.trainers import BATCH, LOOPS, Module, Run
+from torch.utils.data import DataLoader, IterableDataset
 
 import tacit
+from tacit.integrations import lightning
 
 pytestmark = [
     # Lightning advises more workers and a larger log, and uses what torch has deprecated.
@@ -53,6 +58,43 @@ def test_lightning_must_not_end_an_epoch_with_a_gradient_that_is_too_small(tmp_p
     with pytest.raises(tacit.InputError, match="100% too large"):
         LOOPS["Lightning"](Run(accumulate=24), tmp_path)
     assert not LOOPS["Lightning"](Run(accumulate=5, watched=False), tmp_path).rows
+
+
+class WithoutLength(IterableDataset):
+    """Data whose number of batches is not known before an epoch ends."""
+
+    def __init__(self, data):
+        self.data = data
+
+    def __iter__(self):
+        return zip(*self.data, strict=True)
+
+
+@pytest.mark.parametrize(
+    ("accumulate", "match"),
+    [(5, "does not divide the 12 .* 25% too large"), (4, None), ({0: 1, 2: 5}, "25% too large")],
+)
+def test_lightning_sees_at_the_end_of_an_epoch_what_it_accumulated(accumulate, match):
+    """Where data have no length, and where a callback changes it."""
+    run = Run(epochs=4)
+    positional, options = run.watching()
+    scheduled = isinstance(accumulate, dict)
+    callbacks = [lightning.Callback(*positional, **options)]
+    callbacks += [GradientAccumulationScheduler(accumulate)] if scheduled else []
+    trainer = pl.Trainer(
+        accelerator="cpu", max_epochs=4, accumulate_grad_batches=1 if scheduled else accumulate,
+        callbacks=callbacks, logger=False, enable_checkpointing=False, enable_progress_bar=False,
+        enable_model_summary=False,
+    )  # fmt: skip
+    loader = DataLoader(WithoutLength(run.data), BATCH)
+    with pytest.raises(tacit.InputError, match=match) if match else nullcontext():
+        trainer.fit(Module(run), loader)
+
+
+@pytest.mark.parametrize("loop", TRAINERS.values(), ids=TRAINERS)
+def test_an_optimizer_without_weight_decay_has_no_candidates(loop, tmp_path):
+    with pytest.raises(tacit.InputError, match=r"returned none.*without weight decay.*\[tacit"):
+        loop(Run(options={"lr": 0.01, "weight_decay": 0.0}), tmp_path)
 
 
 def without_time(logged):

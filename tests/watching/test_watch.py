@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from support.models import random_data, tanh_mlp
+from support.systems import reports
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
@@ -199,6 +200,31 @@ def test_a_state_of_another_watch_is_refused():
         Loop().watch([LASSO], every=4, budget=None).load_state_dict(watch.state_dict())
     with pytest.raises(tacit.InputError, match="steps=None, and this one has steps=6"):
         Loop().watch([tacit.l2()], every=4, steps=6).load_state_dict(watch.state_dict())
+    wider = Loop(make_model=lambda _: tanh_mlp(0, (5, 9, 1))).watch([tacit.l2()], every=4)
+    with pytest.raises(tacit.InputError, match=r"shape \(\d+, 5\).*has.*shape \(9, 5\)"):
+        wider.load_state_dict(watch.state_dict())
+    with pytest.raises(tacit.InputError, match=r"nothing, and this one has steps=None, l2"):
+        watch.load_state_dict({})
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "words"),
+    [
+        (([LASSO],), ([tacit.smooth_l1(0.2)],), r"beta=0\.05.*beta=0\.2"),
+        (([tacit.l2()], LASSO, 0.1), ([tacit.l2(), LASSO],), r"0\.1 of smooth_l1 known"),
+        (([tacit.l2()], LASSO, 0.1), ([tacit.l2()], LASSO, 0.2), r"0\.1 of .* 0\.2 of"),
+        (([tacit.l2(), LASSO],), ([LASSO, tacit.l2()],), r"l2, smooth_l1.*smooth_l1.*, l2"),
+    ],
+)
+def test_a_state_of_other_penalties_is_refused(before, after, words):
+    """Of the same names, too."""
+
+    def watch(regularizers, known=None, strength=0.0):
+        subtracted = None if known is None else {known: strength}
+        return Loop().watch(regularizers, known=subtracted, every=4, budget=None)
+
+    with pytest.raises(tacit.InputError, match=words):
+        watch(*after).load_state_dict(watch(*before).state_dict())
 
 
 @pytest.mark.parametrize("budget", [None, 0.02])
@@ -228,6 +254,66 @@ def test_windows_at_rate_zero_are_passed_over(still):
         assert len(observed) >= 4
         assert not observed & still
         assert row.fit.strengths["l2"] == pytest.approx(0.05, rel=0.1)
+
+
+@pytest.mark.parametrize("how", [{}, {"steps": 7}])
+def test_training_that_diverges_goes_on_as_without(how):
+    loop, loss = Loop(), F.mse_loss
+    watch = loop.watch([tacit.l2()], every=4, budget=None, **how)
+    loop.train(5, (lambda: None) if how else watch.end_epoch)
+    rows, summary = len(watch.rows), watch.summary()
+    assert "diverged" not in summary
+    for count in (2, 3):  # weights that are finite, but not their loss, come first
+        loop.optimizer.param_groups[0]["lr"] = 1e200 if count == 2 else 0.05
+        loop.train(count, (lambda: None) if how else watch.end_epoch)
+    assert not torch.isfinite(loss(loop.model(DATA[0]), DATA[1]))
+    assert len(watch.rows) == rows
+    assert watch.problems[-1].kind == "no signal"
+    assert "Training has diverged: weights became NaN" in watch.summary()
+    none = Loop(options={"lr": float("inf")})
+    unseen = none.watch([tacit.l2()], every=4, budget=None)
+    none.train(5, unseen.end_epoch)
+    assert "no row yet: Training has diverged" in unseen.summary()
+
+
+def test_a_window_in_which_parameters_are_frozen_or_unfrozen_is_passed_over():
+    """Windows of updates end by themselves: nobody could end one before."""
+    loop = Loop()
+    watch = loop.watch([tacit.l2()], every=5, steps=7, budget=None)
+    for frozen in (False, True, False):  # after 60 and 120 updates, within windows 9 and 18
+        loop.model[0].requires_grad_(not frozen)
+        loop.train(5)
+    assert [row.window for row in watch.rows] == [5, 13, 22]
+    for row in watch.rows:
+        observed = {*range(row.window - len(row.fit.sources) + 1, row.window + 1)}
+        assert not observed & {9, 18}
+        tensors = {source.tensors for source in row.fit.sources}
+        assert tensors == ({2} if 9 < row.window < 18 else {4})
+
+
+@pytest.mark.parametrize(
+    ("rate", "mode", "options", "named"),
+    [
+        (0.1, True, {}, True),
+        (0.1, True, {"training": True, "draws": 2}, False),
+        (0.1, False, {}, False),
+        (0.0, True, {}, False),
+    ],
+)
+def test_dropout_that_the_objective_lacks_is_a_problem(rate, mode, options, named):
+    """Decay comes out larger by half, and the fit explains nearly all."""
+
+    layers = tanh_mlp(0)
+    loop = Loop(make_model=lambda _: nn.Sequential(layers[:2], nn.Dropout(rate), layers[2]))
+    watch = loop.watch([tacit.l2()], objective=loop.objective(**options), every=4, budget=None)
+    loop.model.train = lambda: nn.Module.train(loop.model, mode)
+    for epoch in range(4):
+        if epoch == 2:  # the fact is a part of the state
+            watch.load_state_dict(watch.state_dict())
+        loop.train(1, watch.end_epoch)
+    assert reports(watch.fit, "without_dropout") == named
+    beside = watch.target().equations([tacit.l2(), tacit.l2(name="dropout")])
+    assert not reports(tacit.fit(beside), "without_dropout")
 
 
 def test_the_first_few_updates_are_recorded_once_also_in_a_resumed_run():

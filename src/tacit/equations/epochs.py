@@ -1,6 +1,7 @@
 """Equations of whole epochs of a user's training loop: at the mean point, with the drift."""
 
 import json
+import math
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -24,6 +25,7 @@ from tacit.errors import InputError, check_type, check_whole
 from tacit.objective.models import (
     BatchNorm,
     copy_statistics,
+    has_dropout,
     named_parameters,
     trainable,
     used_statistics,
@@ -49,7 +51,8 @@ from tacit.regularizers.weight_decay import (
 FEWEST_UPDATES = 100
 """Clipping in an epoch is judged from at least as many updates, also of epochs before it."""
 CURRENT = (
-    "start", "sums", "points", "forces", "steps", "scales", "products", "statistics", "times"
+    "start", "sums", "points", "forces", "steps", "scales", "products", "statistics", "dropout",
+    "times",
 )  # fmt: skip
 """What `EpochAverages` adds up over the current epoch, beside the columns of regularizers."""
 MeanColumns = dict[Regularizer, dict[str, Params]]
@@ -74,6 +77,8 @@ class Epoch(NamedTuple):
     """By row of every matrix: the mean of ⟨θ_t, f_t⟩ − ⟨θ̄, f_t⟩ over the forces f_t of updates."""
     batch_norm: BatchNorm | None
     """See `Trajectory.batch_norm`."""
+    dropout: bool
+    """Whether dropout was active."""
     updates: int
     sizes: Tensor
     """Of the gradients of these updates, and some before: see `GradientSizes`."""
@@ -127,7 +132,7 @@ class EpochAverages:
         self._scales: Params = {}
         self._products = {n: row_products(p, p) for n, p in float64_zeros(params).items()}
         self._momentum.take_carried()  # begins anew
-        self._statistics = copy_statistics(self._model)
+        self._statistics, self._dropout = copy_statistics(self._model), False
         self._times = dict.fromkeys(params, 0.0)
         self._column_sums: MeanColumns = {r: {} for r in self._averaged}
 
@@ -169,6 +174,7 @@ class EpochAverages:
             self._epochs.clear()
         if not (self._points or self._epochs):  # weights may have been loaded since
             self._start_epoch()
+        self._dropout = self._dropout or (not self._points and has_dropout(self._model))
         self._points += 1
         for name, time in times.items():
             self._times[name] += time
@@ -181,6 +187,11 @@ class EpochAverages:
     def has_moved(self) -> bool:
         """Whether the current epoch had an update, of a step size above zero."""
         return max(self._times.values()) > 0
+
+    @on_its_ranks
+    def is_finite(self) -> bool:
+        """Whether all weights of the current epoch are finite; each of several processes asks."""
+        return math.isfinite(norm(self._sums)) and math.isfinite(norm(trainable(self._model)))
 
     def end_epoch(self) -> None:
         """End the current epoch; call this after the last update of every epoch."""
@@ -219,7 +230,7 @@ class EpochAverages:
             for n, total in self._products.items()
         }
         updates, sizes = self._points, self._sizes.last(max(self._points, FEWEST_UPDATES))
-        facts = (metric, products, used, updates, sizes)
+        facts = (metric, products, used, self._dropout, updates, sizes)
         self._epochs.append(Epoch(mean, scaled, time, columns, *facts))
         self._start_epoch()
 
@@ -259,7 +270,7 @@ class EpochAverages:
         }
         scale_free = find_scale_free(objective, last.params, gradient, self.length_matters)
         points = [
-            _with_means(without_lengthening(scale_free, point, epoch.products), epoch)
+            _with_means(without_lengthening(scale_free, point, epoch.products), epoch, objective)
             for point, epoch in zip(points, epochs, strict=True)
         ]
         setting = Setting(
@@ -422,13 +433,14 @@ def _divide(sums: Params, count: int) -> Params:
     return {n: total / count for n, total in sums.items()}
 
 
-def _with_means(point: TargetPoint, epoch: Epoch) -> TargetPoint:
+def _with_means(point: TargetPoint, epoch: Epoch, objective: Objective) -> TargetPoint:
     """An epoch's point with its metric and averaged columns, and what the epoch shows of them."""
     columns, params = epoch.columns, point.params
     facts = replace(
         point.facts,
         unsettled={r.name: _gradient_spread(r, means, params) for r, means in columns.items()},
         clipped=clipped_part(epoch.sizes, epoch.updates),
+        dropout=epoch.dropout and not objective.training,
     )
     averaged = {r: _join_means(r, means, params) for r, means in columns.items()}
     return replace(point, averaged=averaged, metric=epoch.metric, facts=facts)

@@ -46,5 +46,6 @@ def _add(hooks: "OrderedDict[int, StepHook]", hook: StepHook) -> RemovableHandle
 
 
 def _call(hooks: "OrderedDict[int, StepHook]", args: tuple[Any, ...]) -> None:
-    for hook in [*hooks.values()]:
-        hook(*args)
+    for number, hook in [*hooks.items()]:
+        if number in hooks:  # else one before it removed it
+            hook(*args)

@@ -246,6 +246,26 @@ def _clipped(e: Evidence) -> Iterator[Finding]:
         yield e.equations.names, {"part": part}
 
 
+@row(
+    ProblemKind.OBJECTIVE,
+    "Training had dropout, and the objective has none: what dropout adds is a part of the target, "
+    "and the strengths of other penalties contain it.",
+    "Make the objective with training=True and draws=8 or more, so that its loss is the one that "
+    "training minimised. Or add a candidate for dropout, such as regularizers.dropout_moments.",
+)
+def _without_dropout(e: Evidence) -> Iterator[Finding]:
+    """Dropout layers were active while epochs were recorded, the objective is evaluated without.
+
+    And no candidate or known penalty is one of dropout.
+    """
+    families = e.equations.families
+    known = [name for source in e.equations.sources for name in source.known]
+    names = [*(f"{family.name} {family.definition}" for family in families), *known]
+    active = any(source.dropout for source in e.equations.sources)
+    if active and not any("dropout" in name for name in names):
+        yield e.equations.names, {}
+
+
 def _unexplained(e: Evidence, *modes: str) -> Iterator[Finding]:
     in_use = {source.mode for source in e.equations.sources}
     only_mode = in_use.pop() if len(in_use) == 1 else "endpoint"

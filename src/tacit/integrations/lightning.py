@@ -35,7 +35,8 @@ class Callback(pl.Callback):
     have it as in training. Lightning does not go on within an epoch where the data loader has no
     `state_dict`: it reads the epoch from its first batch, and then the window is no whole epoch.
     Where `accumulate_grad_batches` does not divide an epoch, Lightning makes the gradient of its
-    last update too small: refused if strengths would come out more than 2 % too large.
+    last update too small: refused if strengths would come out more than 2 % too large; for data
+    without a length, at the end of the epoch.
 
         callback = Callback(objective, tacit.optimizer_penalties, every=10)
         lightning.Trainer(callbacks=[callback]).fit(module, loader)
@@ -105,6 +106,8 @@ class Callback(pl.Callback):
     ) -> None:
         """End the epoch with its last batch, before a checkpoint is written; log new rows."""
         if trainer.is_last_batch or batch_idx + 1 >= trainer.num_training_batches:
+            # Only now known of data without a length, or where accumulation is scheduled.
+            _check_accumulation(batch_idx + 1, trainer.accumulate_grad_batches)
             self._watching.end_epoch()
         self._log(trainer)
 

@@ -9,7 +9,8 @@ from torch.optim import Optimizer
 from tacit.errors import InputError
 from tacit.objective.objective import Objective, check_objective
 from tacit.regularizers.family import Regularizer
-from tacit.watching.training_watch import Watch, WatchRow, watch
+from tacit.watching.rows import WatchRow
+from tacit.watching.training_watch import Watch, watch
 
 Candidates = (
     Regularizer | Iterable[Regularizer] | Callable[[Optimizer, nn.Module], Iterable[Regularizer]]
@@ -54,6 +55,12 @@ class TrainerWatch:
         model, regularizers, known = self._objective.model, self._regularizers, self._known
         if not isinstance(regularizers, Regularizer):
             regularizers = [*_call(regularizers, optimizer, model)]
+        if callable(self._regularizers) and not regularizers:
+            raise InputError(
+                "the function of candidates returned none, as tacit.optimizer_penalties does for "
+                "an optimizer without weight decay: pass the candidates themselves, as in "
+                "[tacit.l2()]."
+            )
         self._rows.clear()
         self.watch = watch(
             model, optimizer, self._objective, regularizers, every=self._every, steps=self._steps,

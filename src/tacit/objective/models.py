@@ -8,6 +8,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from tacit.errors import InputError
@@ -221,6 +222,17 @@ def _unsupported_module(module: nn.Module) -> str | None:
             "module.sparse = False, which gives the same gradient"
         )
     return None
+
+
+def has_dropout(model: nn.Module) -> bool:
+    """Whether layers of a model are in training mode and drop something."""
+    return any(module.training and _dropout_rate(module) > 0 for module in model.modules())
+
+
+def _dropout_rate(module: nn.Module) -> float:
+    if isinstance(module, _DropoutNd):
+        return module.p
+    return module.dropout if isinstance(module, nn.RNNBase | nn.MultiheadAttention) else 0.0
 
 
 def trainable(model: nn.Module) -> Params:

@@ -9,7 +9,7 @@ from tacit.fitting.drift import DRIFT
 
 if TYPE_CHECKING:
     from tacit.fitting.fits import Fit
-    from tacit.watching.training_watch import WatchRow
+    from tacit.watching.rows import WatchRow
 
 CHANGED = 0.01
 """Probability, if all strengths were constant, that one of them is called a change."""

@@ -2,8 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -20,12 +19,11 @@ from tacit.equations.epochs import (
     restore_target,
     target_state,
 )
-from tacit.equations.equations import Equations
 from tacit.equations.step_hooks import StepHooks
 from tacit.equations.target import Target
-from tacit.errors import InputError, Problem, check_number, check_type, check_whole
-from tacit.fitting.fits import Fit, fit
-from tacit.objective.models import trainable
+from tacit.errors import InputError, Problem, ProblemKind, check_number, check_type, check_whole
+from tacit.fitting.fits import Fit
+from tacit.objective.models import named_parameters, trainable
 from tacit.objective.objective import Objective, check_objective
 from tacit.objective.params import Params, entries, shorten
 from tacit.objective.samples import sample, units_of
@@ -33,6 +31,7 @@ from tacit.regularizers.family import Regularizer
 from tacit.regularizers.weight_decay import unwrap_optimizer
 from tacit.watching.changes import find_changes
 from tacit.watching.clock import Clock
+from tacit.watching.rows import WatchRow
 from tacit.watching.schedule import MOST, Schedule
 from tacit.watching.watch_plot import draw_watch
 from tacit.watching.watch_text import summarize_watch, watch_rows
@@ -44,30 +43,13 @@ if TYPE_CHECKING:
 REMEMBERED, MOST_BYTES, BYTES_PER_PARAMETER = 12, 2**30, 24
 """Windows whose targets are remembered for `Watch.target`, if they take no more than these bytes;
 else those of a row. A target is a point, a vector in float64 and the optimizer's metric."""
+DIVERGED = Problem(
+    ProblemKind.NO_SIGNAL,
+    "Training has diverged: weights became NaN or infinite. Such windows have no equations.",
+    "Go on from an earlier checkpoint, with a smaller step size or a wider dtype.",
+)
 TRIAL = 4
 """Updates of the first window that are recorded to see what recording takes."""
-
-
-@dataclass(frozen=True)
-class WatchRow:
-    """The strengths over some windows of training."""
-
-    update: int
-    """How many updates had been made at the end of the last one."""
-    window: int
-    """The number of that window (an epoch, or `steps` updates), from 1."""
-    examples: int
-    """On how many examples, or whole batches, ∇L was taken in all."""
-    equations: Equations
-
-    @cached_property
-    def fit(self) -> Fit:
-        """The fit, with error bars from the disagreement of the observed windows."""
-        return fit(self.equations)
-
-    def metrics(self, prefix: str = "tacit/") -> dict[str, float]:
-        """The fit as flat numbers for a logger; see `Fit.to_metrics`."""
-        return self.fit.to_metrics(prefix)
 
 
 class Watch:
@@ -100,7 +82,8 @@ class Watch:
         self.position = 0
         """Updates in the current window."""
         self._recorded: EpochAverages | None = None  # of the current window, if it is observed
-        self._is_trial = False
+        self._is_trial = self._has_diverged = False
+        self._trained: list[bool] = []  # which of the optimizer's parameters, if known
         self._length_matters: set[str] = set()  # of matrices, as far as known since the last row
         self._hooks, self._handles = StepHooks(self._inner), list[Any]()
         self._remembered: deque[_Observed] = deque()
@@ -113,8 +96,9 @@ class Watch:
 
     @property
     def problems(self) -> tuple[Problem, ...]:
-        """Those of the last fit, and a strength that changed along training."""
-        return (*self.fit.problems, *find_changes(self.rows)) if self.rows else ()
+        """Those of the last fit, a strength that changed along training, and NaN weights."""
+        of_rows = (*self.fit.problems, *find_changes(self.rows)) if self.rows else ()
+        return (*of_rows, DIVERGED) if self._has_diverged else of_rows
 
     def end_epoch(self) -> None:
         """End the current epoch; call this after the last update of every epoch.
@@ -198,22 +182,13 @@ class Watch:
         window: of large models up to thirty times the bytes of the parameters in float64.
         """
         return {
-            "regularizers": [r.name for r in (*self._regularizers, *self._known)],
-            "steps": self._steps,
+            "made_with": self._made_with(),
             "updates": self.updates,
             "position": self.position,
             "is_trial": self._is_trial,
             "schedule": self._schedule.state_dict(),
             "clock": self._clock.state_dict(),
-            "rows": [
-                {
-                    "update": row.update,
-                    "window": row.window,
-                    "examples": row.examples,
-                    "equations": row.equations.state_dict(),
-                }
-                for row in self.rows
-            ],
+            "rows": [row.state_dict() for row in self.rows],
             "length_matters": sorted(self._length_matters),
             "recorded": None if self._recorded is None else self._recorded.state_dict(),
             "observed_windows": [
@@ -228,27 +203,23 @@ class Watch:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from `state_dict`, after the model and the optimizer were restored."""
-        names = [r.name for r in (*self._regularizers, *self._known)]
-        if state["regularizers"] != names:
-            raise InputError(
-                f"the state is of a watch with the regularizers {shorten(state['regularizers'])}, "
-                f"and this one has {shorten(names)}: make it with the same ones."
+        before, now = state.get("made_with", []), self._made_with()
+        if before != now:
+            others, missing = (
+                [x for x in a if x not in b] for a, b in [(before, now), (now, before)]
             )
-        if state["steps"] != self._steps:
             raise InputError(
-                f"the state is of a watch with steps={state['steps']}, and this one has "
-                f"steps={self._steps}: make it with the same windows."
+                f"the state is of a watch with {shorten(others or before) or 'nothing'}, and this "
+                f"one has {shorten(missing or now)}: make it for the same model, with the same "
+                "regularizers, known penalties and windows."
             )
         self.close()
         self._hooks = StepHooks(self._inner)
         self.updates, self.position = state["updates"], state["position"]
-        self._is_trial = state["is_trial"]
+        self._is_trial, self._trained = state["is_trial"], []
         self._schedule.load_state_dict(state["schedule"])
         self._clock.load_state_dict(state["clock"])
-        self.rows = [
-            WatchRow(**{**row, "equations": Equations.from_state_dict(row["equations"])})
-            for row in state["rows"]
-        ]
+        self.rows = [WatchRow.from_state_dict(row) for row in state["rows"]]
         self._remembered = deque(
             _Observed(
                 restore_target(
@@ -265,6 +236,16 @@ class Watch:
         self._attach(recording=state["recorded"] is not None)
         if self._recorded is not None:
             self._recorded.load_state_dict(state["recorded"])
+
+    def _made_with(self) -> list[str]:
+        """What a state must be of for this watch to go on with it, in words."""
+        parameters = named_parameters(self._model).items()
+        return [
+            f"steps={self._steps}",
+            *(f"{r.name} ({r.definition})" if r.definition else r.name for r in self._regularizers),
+            *(f"{strength:g} of {r.name} known" for r, strength in self._known.items()),
+            *(f"{name!r} of shape {tuple(p.shape)}" for name, p in parameters),
+        ]
 
     def _begin_window(self) -> None:
         self.position = 0
@@ -283,7 +264,7 @@ class Watch:
         self._recorded, hooks, clock = None, self._hooks, self._clock
         if recording:
             self._handles = [
-                hooks.register_step_pre_hook(clock.start),
+                hooks.register_step_pre_hook(self._before_update),
                 hooks.register_step_post_hook(clock.start),
             ]
             self._recorded = observe_epochs(
@@ -300,6 +281,15 @@ class Watch:
         self._handles = []
         if self._recorded is not None:
             self._recorded.close()
+
+    def _before_update(self, *_: Any) -> None:
+        """Before a recorded update: give up a window where parameters are frozen or unfrozen."""
+        self._clock.start()
+        trained = [p.requires_grad for g in self._inner.param_groups for p in g["params"]]
+        if self.position and self._trained and trained != self._trained:
+            self._clock.stop()
+            self._attach(recording=False)
+        self._trained = trained
 
     def _after_update(self, optimizer: Optimizer, *_: Any) -> None:
         """Count an update, and end a trial or a window with its last one."""
@@ -326,12 +316,14 @@ class Watch:
             self._end_trial()
         if not self._schedule.window:
             self._schedule.trial *= self.position
-        seconds = None
+        seconds, recorded = None, self._recorded
         # Nothing is to be seen of a window at rate zero, as at the end of a schedule.
-        if self._recorded is not None and self._recorded.has_moved:
-            with self._clock.running():
-                self._evaluate(self._recorded)
-            seconds = self._agreed(self._clock.watching - sum(self._schedule.costs))
+        if recorded is not None and recorded.has_moved:
+            self._has_diverged = not recorded.is_finite()
+            if not self._has_diverged:
+                with self._clock.running():
+                    self._evaluate(recorded)
+                seconds = self._agreed(self._clock.watching - sum(self._schedule.costs))
         if self._schedule.end(seconds):
             with self._clock.running():
                 self._write_row()
@@ -386,6 +378,8 @@ class Watch:
 
     def _outlook(self) -> str:
         """When the first row is to be expected."""
+        if self._has_diverged:
+            return f"{DIVERGED.message} {DIVERGED.remedy}"
         times = self._clock.training, self._clock.watching
         count = self._schedule.windows_to_first_row(*times)
         unit = "epochs" if self._steps is None else f"windows of {self._steps} updates"

@@ -12,7 +12,7 @@ from tacit.watching.changes import interval_of
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from tacit.watching.training_watch import WatchRow
+    from tacit.watching.rows import WatchRow
 
 HEIGHT = 0.95
 """Inches of a panel."""

@@ -13,7 +13,7 @@ from tacit.watching.changes import interval_of
 
 if TYPE_CHECKING:
     from tacit.fitting.fits import Fit
-    from tacit.watching.training_watch import WatchRow
+    from tacit.watching.rows import WatchRow
 
 MOST_STRENGTHS = 3
 """Columns of strengths."""
