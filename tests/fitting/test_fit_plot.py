@@ -312,3 +312,24 @@ def test_ticks_have_room_for_their_numbers(strength, tmp_path):
     figure = fit.plot()
     assert_ready_for_print(figure, tmp_path)
     assert len(figure.get_axes()[0].get_xticks()) >= 2
+
+
+def test_layers_with_their_number_in_the_middle_of_the_name_have_labels_of_their_own():
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.self_attention_projection = nn.Linear(3, 3)
+
+        def forward(self, x):
+            return torch.tanh(self.self_attention_projection(x))
+
+    model = nn.ModuleDict({"transformer": nn.Sequential(*[Block() for _ in range(12)])}).double()
+    model.forward = lambda x: model["transformer"](x).sum(1)
+    X, y = random_data(0)
+    objective = tacit.Objective(model, F.mse_loss, (X[:, :3], y[:, 0]))
+    fit = tacit.estimate(objective, [tacit.layerwise(tacit.l2())])
+    for kind in ("strengths", "layers"):
+        (axes,) = fit.plot(kind).get_axes()
+        labels = [label.get_text() for label in axes.get_yticklabels()]
+        assert len({*labels}) == len(labels) == 12
+        assert any(".11." in label for label in labels)

@@ -1,12 +1,12 @@
 """The style of all figures: sizes for papers, and colours that differ in grey too."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tacit.display.text import fit_name
+from tacit.display.text import fit_names
 from tacit.errors import InputError
 
 if TYPE_CHECKING:
@@ -104,9 +104,9 @@ def literal(text: str) -> str:
     return text.replace("$", r"\$")
 
 
-def write_name(name: str, width: int) -> str:
-    """A name on one line in that many letters, for a label."""
-    return literal(fit_name(" ".join(name.split()), width))
+def write_names(names: Iterable[str], width: int) -> list[str]:
+    """Names on one line each in that many letters, for labels that are beside each other."""
+    return [*map(literal, fit_names([" ".join(name.split()) for name in names], width))]
 
 
 def write_number(value: float) -> str:
