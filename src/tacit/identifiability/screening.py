@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 
 from tacit.display import Format, render
 from tacit.display.frames import make_frame
+from tacit.display.numbers import count_of
 from tacit.equations.equations import Equations
 from tacit.equations.target import Target, endpoint_target
 from tacit.errors import InputError, ProblemKind
@@ -26,7 +27,7 @@ from tacit.identifiability.comparison import ClusterKind
 from tacit.identifiability.group_tests import LEVEL, GroupTests
 from tacit.identifiability.proposals import propose
 from tacit.identifiability.screen_plot import draw_screen
-from tacit.identifiability.screen_text import count_of, screen_rows, summarize_screen
+from tacit.identifiability.screen_text import screen_rows, summarize_screen
 from tacit.identifiability.sign_flips import least_p
 from tacit.objective.objective import Objective
 from tacit.regularizers.family import Cost, Regularizer
