@@ -116,6 +116,27 @@ def run(folder, monkeypatch):
         sys.modules.pop(name, None)
 
 
+def test_what_the_users_code_prints_goes_to_the_errors(run, folder, monkeypatch):
+    text = """
+import torch, tacit
+print("on import")
+def loss(output, target):
+    print("in the loss")
+    return torch.nn.functional.mse_loss(output, target)
+def objective():
+    print("in the call")
+    X = torch.eye(3).double()
+    return tacit.Objective(torch.nn.Linear(3, 3).double(), loss, (X, X))
+"""
+    (folder / "prints.py").write_text(text)
+    for command in (["estimate", "--with", "l2"], ["screen"], ["report", "--with", "l2"]):
+        monkeypatch.delitem(sys.modules, "prints", raising=False)
+        result = run(*command, "prints.py:objective", "--json", "--html", "page.html")
+        assert json.loads(result.stdout)
+        for place in ("on import", "in the call", "in the loss"):
+            assert place in result.stderr
+
+
 def fit_of(result):
     """The fit in JSON on the output, on which nothing else is."""
     assert result.exit_code == 0, result.output

@@ -8,7 +8,7 @@ import sys
 import sysconfig
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType, UnionType
 from typing import Any, Literal, NamedTuple, Union, get_args, get_origin
@@ -185,7 +185,7 @@ def _options_by_call(calls: Sequence[Call], arguments: Sequence[str]) -> list[di
 
 
 def _call(call: Call, options: Mapping[str, Any]) -> Any:
-    """Call the user's function; what it prints goes to the errors, not between the results."""
+    """Call the user's function."""
     with own_errors(call.what, remedy="Name a function that returns a tacit.Objective."):
         try:
             inspect.signature(call.function).bind(**options)
@@ -194,8 +194,7 @@ def _call(call: Call, options: Mapping[str, Any]) -> Any:
                 f"{call.what} cannot be called like this ({error}): pass --arg name=value for "
                 "every parameter without a default, or add defaults."
             ) from error
-        with redirect_stdout(sys.stderr):
-            loaded = call.function(**options)
+        loaded = call.function(**options)
         isinstance(loaded, tacit.Objective)  # raises here, where the user's class is at fault
         return loaded
 
