@@ -268,11 +268,14 @@ def _describe(error: BaseException) -> str:
 
 
 def _own_place(error: BaseException) -> str | None:
-    """File and line of the last frame that is not of Python, tacit or an installed package."""
+    """File and line of the last place that is not of Python, tacit or an installed package."""
     folders = [sysconfig.get_path("stdlib"), str(Path(tacit.__file__).parent)]
     others = ("<", *(f"{folder}{os.sep}" for folder in folders))
-    for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        installed = {"site-packages", "dist-packages"} & {*Path(frame.filename).parts}
-        if not installed and not frame.filename.startswith(others):
-            return f"{frame.filename}, line {frame.lineno}"
+    places = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
+    if isinstance(error, SyntaxError):  # raised by Python, about a place in a file
+        places.append((error.filename or "<unknown>", error.lineno))
+    for filename, line in reversed(places):
+        installed = {"site-packages", "dist-packages"} & {*Path(filename).parts}
+        if not installed and not filename.startswith(others):
+            return f"{filename}, line {line}"
     return None
