@@ -356,3 +356,21 @@ def test_the_installed_command_writes_a_report_from_a_file(folder):
     assert run.returncode == 0, run.stderr
     assert json.loads(run.stdout)["strengths"] == pytest.approx({"l2": 0.1}, rel=1e-9)
     assert run.stderr.splitlines() == ["training …", f"wrote {folder / 'report.html'}"]
+
+
+@pytest.mark.parametrize(
+    ("command", "options", "expected"),
+    [
+        ("estimate", ["--with", "ridge"], "no regularizer 'ridge'"),
+        ("estimate", ["--with", "l2", "--with", "smooth_l1:betta=1"], "is not an option"),
+        ("estimate", ["--with", "l2", "--known", "l2"], "write it as l2=5e-5"),
+        ("screen", ["--known", "ridge=0.1"], "no regularizer 'ridge'"),
+        ("report", ["--with", "layerwise:"], "write layerwise: once"),
+    ],
+)
+def test_what_is_typed_wrongly_is_refused_before_the_users_code_runs(
+    run, command, options, expected
+):
+    result = run(command, "project.py:ridge", *options)
+    assert "training …" not in result.stderr
+    assert expected in the_error(result)
