@@ -343,15 +343,15 @@ def _judge_none(tests: GroupTests) -> tuple[Verdict, str]:
     clusters, telling = len(tests.factors), tests.telling(best)
     if groups * least_p(clusters) > LEVEL:
         return "ranked", (
-            f"{count_of(clusters, kind)} cannot give a p-value below {least_p(clusters):.2g}, and "
-            f"{count_of(groups, 'groups')} would have to have {LEVEL / groups:.2g}: candidates are "
-            "ranked, and none is confirmed. Stack endpoints, or record more epochs."
+            f"Candidates are ranked, and none is confirmed: {count_of(clusters, kind)} cannot give "
+            f"a p-value below {least_p(clusters):.2g}, and {count_of(groups, 'groups')} would have "
+            f"to have {LEVEL / groups:.2g}. Stack endpoints, or record more epochs."
         )
     if least_p(telling) > LEVEL:
         return "ranked", (
-            f"Most is aligned with {most}, of which {telling} of {clusters} {kind} have equations "
-            f"(zero weights have none). So few give no p-value below {least_p(telling):.2g}: "
-            "candidates are ranked, and none is confirmed. Stack endpoints, or record more epochs."
+            f"Candidates are ranked, and none is confirmed: most is aligned with {most}, of which "
+            f"{telling} of {clusters} {kind} have equations (zero weights have none), and so few "
+            f"give no p-value below {least_p(telling):.2g}. Stack endpoints, or record more epochs."
         )
     if tests.explained([best]) >= MIN_EXPLAINED:
         return "ranked", (
