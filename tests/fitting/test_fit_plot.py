@@ -333,3 +333,12 @@ def test_layers_with_their_number_in_the_middle_of_the_name_have_labels_of_their
         labels = [label.get_text() for label in axes.get_yticklabels()]
         assert len({*labels}) == len(labels) == 12
         assert any(".11." in label for label in labels)
+
+
+def test_labels_of_many_regularizers_stand_upright_so_that_none_is_on_another():
+    penalties = [tacit.smooth_l1(10.0**k, name=f"smooth of 1e{k}, long") for k in range(-4, 4)]
+    (axes, _) = endpoint_fit(*penalties).plot("layers").get_axes()
+    labels = axes.get_xticklabels()
+    assert len(labels) == 9
+    assert {label.get_rotation() for label in labels} == {90}
+    assert {label.get_ha() for label in labels} == {"center"}

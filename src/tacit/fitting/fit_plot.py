@@ -145,6 +145,7 @@ def draw_layers(fit: "Fit") -> "Figure":
     parts = [f"{layer} ({part:.0%})" for layer, (_, part, _) in zip(layers, rows, strict=True)]
     axes.set_yticks(range(len(rows)), parts)
     slant = {} if sum(map(len, names)) < 20 else {"rotation": 40, "ha": "left"}
+    slant = {"rotation": 90} if len(labels) > MOST_NUMBERS else slant
     axes.set_xticks(range(len(names)), names, **slant)
     axes.tick_params(length=0, top=False, labeltop=True, bottom=False, labelbottom=False)
     axes.axvline(len(labels) - 1.5, color="white", linewidth=3)
