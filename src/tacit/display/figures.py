@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from functools import cache
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -50,6 +51,12 @@ def _figure_class() -> Any:
             with style():
                 super().savefig(fname, **options)
 
+        def _repr_png_(self) -> bytes:
+            """The picture in a notebook, which shows figures only where pyplot was imported."""
+            file = BytesIO()
+            self.savefig(file, dpi=self.get_dpi())
+            return file.getvalue()
+
     return PaperFigure
 
 
@@ -64,7 +71,7 @@ def _check_matplotlib() -> None:
 
 def set_title(figure: "Figure", lines: Sequence[str]) -> None:
     """Lines above all panels at the left, wrapped to the width of the figure."""
-    width = 0.98 * POINTS * figure.get_figwidth()
+    width = 0.96 * POINTS * figure.get_figwidth()  # letters are wider where pixels are few
     text = "\n".join(part for line in lines for part in wrap(line.replace(" %", "\u00a0%"), width))
     figure.suptitle(literal(text), x=0.01, ha="left", linespacing=1.25)
 
