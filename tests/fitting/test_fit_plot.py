@@ -335,6 +335,14 @@ def test_layers_with_their_number_in_the_middle_of_the_name_have_labels_of_their
         assert any(".11." in label for label in labels)
 
 
+def test_layers_are_refused_where_no_layer_has_equations():
+    model = nn.Linear(3, 1, bias=False).double()
+    nn.init.zeros_(model.weight)
+    fit = tacit.estimate(model, F.mse_loss, (torch.eye(3).double(), torch.ones(3, 1)), tacit.l2())
+    with pytest.raises(InputError, match=r"no layer has equations: .* Fit other weights"):
+        fit.plot("layers")
+
+
 def test_labels_of_many_regularizers_stand_upright_so_that_none_is_on_another():
     penalties = [tacit.smooth_l1(10.0**k, name=f"smooth of 1e{k}, long") for k in range(-4, 4)]
     (axes, _) = endpoint_fit(*penalties).plot("layers").get_axes()

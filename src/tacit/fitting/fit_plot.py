@@ -5,7 +5,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal
 
 from tacit.display import figures
-from tacit.errors import check_choice
+from tacit.errors import InputError, check_choice
 from tacit.fitting.error_bars import KINDS
 from tacit.fitting.fit_rows import layer_rows
 from tacit.fitting.gradient_plot import draw_gradients
@@ -123,6 +123,11 @@ def _draw_group(axes: Any, fit: "Fit", names: list[str], kinds: list[str]) -> No
 def draw_layers(fit: "Fit") -> "Figure":
     """What every regularizer explains of every layer's target, in the fit of that layer."""
     labels, rows = _layer_shares(fit)
+    if not rows:
+        raise InputError(
+            "no layer has equations: the gradients of all regularizers are zero there, as those of "
+            "zero weights are. Fit other weights, or call plot('strengths')."
+        )
     omitted, regularizers = len(fit.layers) - len(rows), len(column_groups(fit.equations))
     remark = "Fitted layer by layer (in brackets: its part of the target)"
     remark += f"; without the {omitted} of smallest targets." if omitted else "."
