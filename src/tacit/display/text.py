@@ -117,16 +117,14 @@ def _align(texts: list[str], column: Column, gap: int) -> list[str]:
 def fit_names(names: Sequence[str], width: int) -> list[str]:
     """Names in that width; different names stay different, as far as that is possible.
 
-    Names are cut in the middle. Those that would become equal, as names of layers with a number in
-    the middle, have their commonest words as initials: `l2[m.l.10.self_attn.q_proj]`.
+    Names are cut in the middle. Where some would become equal, as names of layers with a number in
+    the middle, the commonest words are initials instead: `l2[m.l.10.self_attn.q_proj]`.
     """
+    cut = [fit_name(name, width) for name in names]
+    if len({*cut}) == len({*names}):
+        return cut
     words = Counter(word for name in {*names} for word in {*_split(name)})
-    cut = {name: fit_name(name, width) for name in names}
-    count = Counter(cut.values())
-    for name, short in cut.items():
-        if count[short] > 1:
-            cut[name] = fit_name(_with_initials(name, words, width), width)
-    return [cut[name] for name in names]
+    return [fit_name(_with_initials(name, words, width), width) for name in names]
 
 
 def fit_name(name: str, width: int) -> str:
