@@ -167,7 +167,7 @@ WRONG_OBJECTIVES = {
     "divides:x": "raised ZeroDivisionError: division by zero. Correct {folder}/divides.py, line 1",
     "leaves_at_import:x": "raised SystemExit: done. Correct {folder}/leaves_at_import.py, line 1",
     "needs_a_package:x": "No module named 'no_such_package'. Correct {folder}/needs_a_package.py",
-    "is_no_python:x": "invalid syntax (is_no_python.py, line 1)",
+    "is_no_python:x": "(is_no_python.py, line 1). Correct {folder}/is_no_python.py, line 1.",
     "nests:x": "raised RecursionError",
     "mine\0:x": "Write module:callable",
 }

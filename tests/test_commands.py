@@ -116,6 +116,27 @@ def run(folder, monkeypatch):
         sys.modules.pop(name, None)
 
 
+def test_what_the_users_code_prints_goes_to_the_errors(run, folder, monkeypatch):
+    text = """
+import torch, tacit
+print("on import")
+def loss(output, target):
+    print("in the loss")
+    return torch.nn.functional.mse_loss(output, target)
+def objective():
+    print("in the call")
+    X = torch.eye(3).double()
+    return tacit.Objective(torch.nn.Linear(3, 3).double(), loss, (X, X))
+"""
+    (folder / "prints.py").write_text(text)
+    for command in (["estimate", "--with", "l2"], ["screen"], ["report", "--with", "l2"]):
+        monkeypatch.delitem(sys.modules, "prints", raising=False)
+        result = run(*command, "prints.py:objective", "--json", "--html", "page.html")
+        assert json.loads(result.stdout)
+        for place in ("on import", "in the call", "in the loss"):
+            assert place in result.stderr
+
+
 def fit_of(result):
     """The fit in JSON on the output, on which nothing else is."""
     assert result.exit_code == 0, result.output
@@ -335,3 +356,21 @@ def test_the_installed_command_writes_a_report_from_a_file(folder):
     assert run.returncode == 0, run.stderr
     assert json.loads(run.stdout)["strengths"] == pytest.approx({"l2": 0.1}, rel=1e-9)
     assert run.stderr.splitlines() == ["training …", f"wrote {folder / 'report.html'}"]
+
+
+@pytest.mark.parametrize(
+    ("command", "options", "expected"),
+    [
+        ("estimate", ["--with", "ridge"], "no regularizer 'ridge'"),
+        ("estimate", ["--with", "l2", "--with", "smooth_l1:betta=1"], "is not an option"),
+        ("estimate", ["--with", "l2", "--known", "l2"], "write it as l2=5e-5"),
+        ("screen", ["--known", "ridge=0.1"], "no regularizer 'ridge'"),
+        ("report", ["--with", "layerwise:"], "write layerwise: once"),
+    ],
+)
+def test_what_is_typed_wrongly_is_refused_before_the_users_code_runs(
+    run, command, options, expected
+):
+    result = run(command, "project.py:ridge", *options)
+    assert "training …" not in result.stderr
+    assert expected in the_error(result)

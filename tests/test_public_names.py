@@ -2,6 +2,7 @@
 
 import inspect
 import re
+from functools import cached_property
 from importlib import import_module
 from types import ModuleType
 
@@ -47,12 +48,15 @@ VALUES = dict(public_values())
 
 
 def members(value):
-    """Public methods and properties that a class of the library defines itself."""
+    """Public methods and properties that a class of the library defines itself, as functions."""
     for name, member in vars(value).items():
         if name in getattr(value, "__dataclass_fields__", ()):
             continue  # a default that is a function
-        is_method = inspect.isfunction(member) or isinstance(member, classmethod | staticmethod)
-        if not name.startswith("_") and (is_method or isinstance(member, property)):
+        if isinstance(member, classmethod | staticmethod):
+            member = member.__func__
+        elif isinstance(member, property | cached_property):
+            member = member.fget if isinstance(member, property) else member.func
+        if not name.startswith("_") and inspect.isfunction(member):
             yield name, member
 
 
@@ -132,7 +136,7 @@ def types_in_results():
         yield from getattr(value, "__annotations__", {}).values()
         functions = [value] if inspect.isfunction(value) else []
         if inspect.isclass(value):
-            functions = [getattr(member, "fget", None) or member for _, member in members(value)]
+            functions = [member for _, member in members(value)]
         for function in functions:
             yield getattr(function, "__annotations__", {}).get("return", "")
 

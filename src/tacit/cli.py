@@ -18,7 +18,14 @@ import typer
 
 import tacit
 from tacit.errors import InputError, check_choice
-from tacit.outputs import Outputs, check_outputs, find_stream, print_result, write_text
+from tacit.outputs import (
+    Outputs,
+    check_outputs,
+    find_stream,
+    only_results,
+    print_result,
+    write_text,
+)
 
 
 def build_app(extra_commands: Iterable[Callable[[typer.Typer], None]] = ()) -> typer.Typer:
@@ -163,14 +170,15 @@ def estimate(  # noqa: PLR0913 # the options of the command
     check_choice("--by", by, ("strength", "layer"))
     outputs = check_outputs(as_json=json, html=html, csv=csv)
     question = Question(source, tuple(arguments or ()), without)
-    fit = fit_source(
-        question,
-        candidates or [],
-        known or [],
-        nonnegative=nonnegative,
-        psd=psd,
-        population=population,
-    )
+    with only_results():
+        fit = fit_source(
+            question,
+            candidates or [],
+            known or [],
+            nonnegative=nonnegative,
+            psd=psd,
+            population=population,
+        )
     _write(outputs, fit, by)
 
 
@@ -195,7 +203,9 @@ def screen(  # noqa: PLR0913 # the options of the command
     check_choice("--cost", cost, ("weights", "pass", "second-order"))
     outputs = check_outputs(as_json=json, html=html, csv=csv)
     question = Question(source, tuple(arguments or ()), without)
-    _write(outputs, screen_source(question, known or [], start=start, cost=cost))
+    with only_results():
+        result = screen_source(question, known or [], start=start, cost=cost)
+    _write(outputs, result)
 
 
 @report_errors()
@@ -220,7 +230,9 @@ def report(  # noqa: PLR0913 # the options of the command
 
     outputs = check_outputs(as_json=json, html=html, csv=csv)
     question = Question(source, tuple(arguments or ()), without)
-    _write(outputs, result_of_source(question, candidates or [], known or []), title=title)
+    with only_results():
+        result = result_of_source(question, candidates or [], known or [])
+    _write(outputs, result, title=title)
 
 
 def _write(outputs: Outputs, result: Any, by: str = "strength", title: str = "") -> None:
@@ -232,7 +244,9 @@ def _write(outputs: Outputs, result: Any, by: str = "strength", title: str = "")
         if outputs.csv is not None:
             write_text(outputs.csv, table(result, by))
         if outputs.html is not None:
-            write_text(outputs.html, write_report(result, title=title))
+            with only_results():  # figures call the model again
+                page = write_report(result, title=title)
+            write_text(outputs.html, page)
     finally:
         print_result(outputs, *describe(result, by))
     for path in (outputs.csv, outputs.html):

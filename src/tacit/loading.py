@@ -8,7 +8,7 @@ import sys
 import sysconfig
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType, UnionType
 from typing import Any, Literal, NamedTuple, Union, get_args, get_origin
@@ -185,7 +185,7 @@ def _options_by_call(calls: Sequence[Call], arguments: Sequence[str]) -> list[di
 
 
 def _call(call: Call, options: Mapping[str, Any]) -> Any:
-    """Call the user's function; what it prints goes to the errors, not between the results."""
+    """Call the user's function."""
     with own_errors(call.what, remedy="Name a function that returns a tacit.Objective."):
         try:
             inspect.signature(call.function).bind(**options)
@@ -194,8 +194,7 @@ def _call(call: Call, options: Mapping[str, Any]) -> Any:
                 f"{call.what} cannot be called like this ({error}): pass --arg name=value for "
                 "every parameter without a default, or add defaults."
             ) from error
-        with redirect_stdout(sys.stderr):
-            loaded = call.function(**options)
+        loaded = call.function(**options)
         isinstance(loaded, tacit.Objective)  # raises here, where the user's class is at fault
         return loaded
 
@@ -269,11 +268,14 @@ def _describe(error: BaseException) -> str:
 
 
 def _own_place(error: BaseException) -> str | None:
-    """File and line of the last frame that is not of Python, tacit or an installed package."""
+    """File and line of the last place that is not of Python, tacit or an installed package."""
     folders = [sysconfig.get_path("stdlib"), str(Path(tacit.__file__).parent)]
     others = ("<", *(f"{folder}{os.sep}" for folder in folders))
-    for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        installed = {"site-packages", "dist-packages"} & {*Path(frame.filename).parts}
-        if not installed and not frame.filename.startswith(others):
-            return f"{frame.filename}, line {frame.lineno}"
+    places = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
+    if isinstance(error, SyntaxError):  # raised by Python, about a place in a file
+        places.append((error.filename or "<unknown>", error.lineno))
+    for filename, line in reversed(places):
+        installed = {"site-packages", "dist-packages"} & {*Path(filename).parts}
+        if not installed and not filename.startswith(others):
+            return f"{filename}, line {line}"
     return None

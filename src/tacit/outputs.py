@@ -4,7 +4,7 @@ import json
 import os
 import sys
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import AbstractContextManager, redirect_stdout, suppress
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
@@ -41,6 +41,11 @@ def check_outputs(*, as_json: bool, html: Path | None, csv: Path | None) -> Outp
     if len({*map(id, taken)}) < len(taken) or (html and csv and html.resolve() == csv.resolve()):
         raise InputError("two results would go to the same place: pass another file for one.")
     return Outputs(as_json, html and html.absolute(), csv and csv.absolute())
+
+
+def only_results() -> AbstractContextManager[TextIO]:
+    """What the user's code prints meanwhile goes to the errors, not between the results."""
+    return redirect_stdout(sys.stderr)
 
 
 def print_result(outputs: Outputs, text: str, content: Mapping[str, Any]) -> None:

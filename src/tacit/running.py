@@ -17,7 +17,7 @@ from tacit.identifiability.screen_text import screen_rows
 from tacit.loading import Result, Source, load_source, load_weights, own_errors
 from tacit.regularizers.family import Cost
 from tacit.reporting.result_page import Reportable
-from tacit.specs import parse_known, parse_regularizer
+from tacit.specs import check_specs, parse_known, parse_regularizer
 from tacit.uncertainty.scores import with_sampling_errors
 from tacit.validation import Validation
 from tacit.watching import Watch
@@ -50,6 +50,7 @@ def fit_source(
     question: Question, candidates: Sequence[str], known: Sequence[str], **options: Any
 ) -> tacit.Fit:
     """The fit of `tacit estimate`; options are those of `tacit.estimate`."""
+    check_specs(candidates, known)
     return _fit(question, question.load(), candidates, known, options)
 
 
@@ -57,6 +58,7 @@ def screen_source(
     question: Question, known: Sequence[str], *, start: Path | None = None, cost: str = "pass"
 ) -> Screen:
     """The screen of `tacit screen`."""
+    check_specs((), known)
     weights = None if start is None else load_weights(str(start.absolute()))
     return _screen(question, question.load(), known, weights, cost)
 
@@ -65,6 +67,7 @@ def result_of_source(
     question: Question, candidates: Sequence[str], known: Sequence[str]
 ) -> Reportable:
     """What `tacit report` is of: a result, the fit of candidates, a watch, or a screen."""
+    check_specs(candidates, known)
     loaded = question.load()
     if isinstance(loaded, Result):
         _refuse(f"a {type(loaded).__name__}", {"--with": candidates, "--known": known})

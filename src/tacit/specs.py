@@ -1,7 +1,7 @@
 """Regularizers as they are typed on the command line."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
@@ -22,22 +22,31 @@ def parse_regularizer(
     >>> parse_regularizer("smooth_l1:beta=1e-3,scope=*.weight", None).name
     'smooth_l1'
     """
+    factory, options, by_layer = _read(spec)
+    if "objective" in inspect.signature(factory).parameters:
+        regularizer = factory(_objective_of(objective, spec), **options)
+    else:
+        regularizer = factory(**options)
+    return tacit.layerwise(regularizer) if by_layer else regularizer
+
+
+def check_specs(candidates: Sequence[str], known: Sequence[str]) -> None:
+    """Refuse unknown names and options before the user's code runs, which may train a model."""
+    for spec in [*candidates, *(_read_known(spec)[0] for spec in known)]:
+        _read(spec)
+
+
+def _read(spec: str) -> "tuple[Factory, dict[str, Any], bool]":
+    """A function of tacit.regularizers, its options, and whether it is layerwise."""
     name, _, suffix = spec.partition(":")
-    if name != "layerwise":
-        return _make_regularizer(name, suffix, spec, objective)
-    name, _, suffix = suffix.partition(":")
-    if name in ("", "layerwise"):
-        raise InputError(
-            f"{_shown(spec)}: write layerwise: once, before the name of a family, as in "
-            "layerwise:l2."
-        )
-    return tacit.layerwise(_make_regularizer(name, suffix, spec, objective))
-
-
-def _make_regularizer(
-    name: str, suffix: str, spec: str, objective: "tacit.Objective | tacit.Target"
-) -> "tacit.Regularizer":
-    """Call a function of tacit.regularizers with the options that were typed."""
+    by_layer = name == "layerwise"
+    if by_layer:
+        name, _, suffix = suffix.partition(":")
+        if name in ("", "layerwise"):
+            raise InputError(
+                f"{_shown(spec)}: write layerwise: once, before the name of a family, as in "
+                "layerwise:l2."
+            )
     factories = _factories()
     if name not in factories:
         names = ", ".join((*factories, "layerwise:…"))
@@ -52,9 +61,11 @@ def _make_regularizer(
     if missing := [n for n in required if n not in options]:
         example = ",".join(f"{n}=…" for n in missing)
         raise InputError(f"{_shown(spec)} lacks an option: write {name}:{example}.")
-    if "objective" not in parameters:
-        return factory(**options)
-    source = objective
+    return factory, options, by_layer
+
+
+def _objective_of(source: "tacit.Objective | tacit.Target | None", spec: str) -> "tacit.Objective":
+    """The objective whose data a regularizer depends on."""
     if isinstance(source, tacit.Target):
         source = source.setting.plain or source.setting.computed_from
     if source is None:
@@ -62,7 +73,7 @@ def _make_regularizer(
             f"{_shown(spec)} depends on data, which a file of Target.save does not have: use "
             "tacit.Target.load from Python, and make the regularizer of an objective there."
         )
-    return factory(source, **options)
+    return source
 
 
 Factory = Callable[..., "tacit.Regularizer"]
@@ -106,12 +117,16 @@ def parse_known(
     spec: str, objective: "tacit.Objective | tacit.Target"
 ) -> tuple["tacit.Regularizer", float]:
     """A known penalty and its strength from `regularizer=strength`, such as l2=5e-5."""
+    regularizer, strength = _read_known(spec)
+    return parse_regularizer(regularizer, objective), strength
+
+
+def _read_known(spec: str) -> tuple[str, float]:
     regularizer, _, number = spec.rpartition("=")
     try:
-        strength = float(number)
+        return regularizer, float(number)
     except ValueError as error:
-        raise InputError(f"known penalty {spec!r}: write it as l2=5e-5.") from error
-    return parse_regularizer(regularizer, objective), strength
+        raise InputError(f"known penalty {_shown(spec)}: write it as l2=5e-5.") from error
 
 
 def _parse_options(suffix: str, kinds: dict[str, Any], spec: str) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import pytest
 from support.summaries import CONTENT
 
 from tacit.display import FORMATS, Column, Summary, Table, render
-from tacit.display.text import RULE, WIDTH, fit_name
+from tacit.display.text import RULE, WIDTH, fit_name, fit_names
 from tacit.errors import InputError
 
 
@@ -52,6 +52,51 @@ def test_long_names_are_cut_in_the_middle():
     columns = (Column("name", 11, "left"), Column("value", 12))
     (line,) = render(Summary("t", tables=(Table(columns, ((name, "1"),)),))).splitlines()[3:]
     assert line == f"{fit_name(name, 34)}{'1':>12}"
+
+
+LAYERS = {
+    "llama": ("model.layers.{}.{}", ("self_attn.q_proj", "self_attn.k_proj", "mlp.down_proj")),
+    "bert": (
+        "bert.encoder.layer.{}.{}",
+        ("attention.self.query", "attention.output.dense", "output.dense", "intermediate.dense"),
+    ),
+    "gpt2": ("transformer.h.{}.{}", ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")),
+    "adapters": (
+        "base_model.model.model.layers.{}.self_attn.{}.default",
+        ("q_proj.lora_A", "q_proj.lora_B", "v_proj.lora_A", "v_proj.lora_B"),
+    ),
+    "words": ("encoder_block_{}_self_attention_output_projection_{}_with_a_long_name", ("x", "y")),
+}
+
+
+@pytest.mark.parametrize("width", [34, 26, 20, 16])
+@pytest.mark.parametrize("pattern", ["{}", "l2[{}]"])
+@pytest.mark.parametrize(("layer", "parts"), LAYERS.values(), ids=LAYERS)
+def test_names_of_layers_stay_different_where_they_are_cut(layer, parts, pattern, width):
+    names = [pattern.format(layer.format(i, part)) for i in range(40) for part in parts]
+    cut = fit_names(names, width)
+    assert len({*cut}) == len(names)
+    assert max(map(len, cut)) <= width
+    short = [name for name in names if len(name) <= width]
+    assert {*short} <= {*cut}
+
+
+def test_names_that_are_different_when_cut_in_the_middle_are_cut_there():
+    names = [
+        "first_layer_of_the_encoder",
+        "last_layer_of_the_decoder",
+        "first_layer_of_the_encoder",
+    ]
+    assert fit_names(names, 20) == [fit_name(name, 20) for name in names]
+
+
+def test_long_names_in_any_column_and_in_heads_leave_the_numbers_aligned():
+    columns = (Column("name", 6, "left"), Column("of", 12, "left"), Column("a long head", 8))
+    rows = (("a", "l2[model.layers.10.q]", "1"), ("b", "l2[model.layers.11.q]", "22"))
+    head, *lines = render(Summary("t", tables=(Table(columns, rows),))).splitlines()[2:]
+    assert len({len(line) for line in (head, *lines)}) == 1
+    assert [line.split()[-1] for line in lines] == ["1", "22"]
+    assert lines[0].split()[1] != lines[1].split()[1]
 
 
 def test_no_problems_are_stated_only_where_they_were_looked_for():

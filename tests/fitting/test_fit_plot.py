@@ -312,3 +312,41 @@ def test_ticks_have_room_for_their_numbers(strength, tmp_path):
     figure = fit.plot()
     assert_ready_for_print(figure, tmp_path)
     assert len(figure.get_axes()[0].get_xticks()) >= 2
+
+
+def test_layers_with_their_number_in_the_middle_of_the_name_have_labels_of_their_own():
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.self_attention_projection = nn.Linear(3, 3)
+
+        def forward(self, x):
+            return torch.tanh(self.self_attention_projection(x))
+
+    model = nn.ModuleDict({"transformer": nn.Sequential(*[Block() for _ in range(12)])}).double()
+    model.forward = lambda x: model["transformer"](x).sum(1)
+    X, y = random_data(0)
+    objective = tacit.Objective(model, F.mse_loss, (X[:, :3], y[:, 0]))
+    fit = tacit.estimate(objective, [tacit.layerwise(tacit.l2())])
+    for kind in ("strengths", "layers"):
+        (axes,) = fit.plot(kind).get_axes()
+        labels = [label.get_text() for label in axes.get_yticklabels()]
+        assert len({*labels}) == len(labels) == 12
+        assert any(".11." in label for label in labels)
+
+
+def test_layers_are_refused_where_no_layer_has_equations():
+    model = nn.Linear(3, 1, bias=False).double()
+    nn.init.zeros_(model.weight)
+    fit = tacit.estimate(model, F.mse_loss, (torch.eye(3).double(), torch.ones(3, 1)), tacit.l2())
+    with pytest.raises(InputError, match=r"no layer has equations: .* Fit other weights"):
+        fit.plot("layers")
+
+
+def test_labels_of_many_regularizers_stand_upright_so_that_none_is_on_another():
+    penalties = [tacit.smooth_l1(10.0**k, name=f"smooth of 1e{k}, long") for k in range(-4, 4)]
+    (axes, _) = endpoint_fit(*penalties).plot("layers").get_axes()
+    labels = axes.get_xticklabels()
+    assert len(labels) == 9
+    assert {label.get_rotation() for label in labels} == {90}
+    assert {label.get_ha() for label in labels} == {"center"}

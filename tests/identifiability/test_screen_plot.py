@@ -74,3 +74,10 @@ def test_every_format_has_the_verdict_and_the_candidates(format):
         assert part in text
     assert "0.0120 [0.0110, 0.0130]" in text
     assert make_screen()._repr_html_() == make_screen().summary("html")
+
+
+def test_the_title_without_an_answer_says_that_nothing_is_confirmed():
+    screen = tacit.screen(equations(draw(0, 40, 1), draw(1, 40, 1)[:, 0]))
+    assert screen.verdict == "ranked"
+    titles = [text.get_text().replace("\n", " ") for text in written(screen.plot())]
+    assert "Candidates are ranked, and none is confirmed" in titles

@@ -209,7 +209,7 @@ def test_a_watch_without_rows_is_refused(tmp_path):
     objective = tacit.Objective(model, F.mse_loss, (torch.ones(4, 1), torch.ones(4, 1)))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     watch = tacit.watch(model, optimizer, objective, [tacit.l2()], every=1)
-    with pytest.raises(tacit.InputError, match="nothing to report yet"):
+    with pytest.raises(tacit.InputError, match="no row yet"):
         tacit.report(watch, tmp_path / "report.html")
     assert list(tmp_path.iterdir()) == []
 

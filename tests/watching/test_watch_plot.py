@@ -107,3 +107,21 @@ def test_without_a_row_a_watch_says_when_to_expect_one():
     for call in (watch.to_frame, watch.plot):
         with pytest.raises(InputError, match="no row yet: about 9 more epochs"):
             call()
+
+
+def test_rows_are_aligned_below_long_names_and_small_strengths():
+    names = ("decay[model.layers.10.self_attn]", "decay[model.layers.11.self_attn]", "of biases")
+    scopes = ("0.*", "2.*", "*.bias")
+    penalties = [tacit.l2(scope=s, name=n) for s, n in zip(scopes, names, strict=True)]
+    lines = watched(penalties).summary().splitlines()
+    (place,) = (place for place, line in enumerate(lines) if line.startswith("window"))
+    head, *rows = lines[place : place + 3]
+    ends = [match.end() for match in re.finditer(r"(?<=\])(?= |$)", rows[0])]
+    assert len(ends) == 3
+    for name, end in zip(names, ends, strict=True):
+        assert head[:end].endswith(name)
+        assert rows[1][:end].endswith("]")
+
+
+def test_a_watch_with_one_row_has_one_row():
+    assert "along training, 1 row\n" in watched([tacit.l2()], epochs=10).summary()

@@ -1,12 +1,13 @@
 """The style of all figures: sizes for papers, and colours that differ in grey too."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from functools import cache
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tacit.display.text import fit_name
+from tacit.display.text import fit_names
 from tacit.errors import InputError
 
 if TYPE_CHECKING:
@@ -50,6 +51,12 @@ def _figure_class() -> Any:
             with style():
                 super().savefig(fname, **options)
 
+        def _repr_png_(self) -> bytes:
+            """The picture in a notebook, which shows figures only where pyplot was imported."""
+            file = BytesIO()
+            self.savefig(file, dpi=self.get_dpi())
+            return file.getvalue()
+
     return PaperFigure
 
 
@@ -64,7 +71,7 @@ def _check_matplotlib() -> None:
 
 def set_title(figure: "Figure", lines: Sequence[str]) -> None:
     """Lines above all panels at the left, wrapped to the width of the figure."""
-    width = 0.98 * POINTS * figure.get_figwidth()
+    width = 0.96 * POINTS * figure.get_figwidth()  # letters are wider where pixels are few
     text = "\n".join(part for line in lines for part in wrap(line.replace(" %", "\u00a0%"), width))
     figure.suptitle(literal(text), x=0.01, ha="left", linespacing=1.25)
 
@@ -104,9 +111,9 @@ def literal(text: str) -> str:
     return text.replace("$", r"\$")
 
 
-def write_name(name: str, width: int) -> str:
-    """A name on one line in that many letters, for a label."""
-    return literal(fit_name(" ".join(name.split()), width))
+def write_names(names: Iterable[str], width: int) -> list[str]:
+    """Names on one line each in that many letters, for labels that are beside each other."""
+    return [*map(literal, fit_names([" ".join(name.split()) for name in names], width))]
 
 
 def write_number(value: float) -> str:

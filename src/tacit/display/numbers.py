@@ -1,9 +1,14 @@
-"""Numbers with error bars, rounded so that the error bars can be read."""
+"""Numbers in words, and with error bars, rounded so that the error bars can be read."""
 
 import math
 
 DIGITS = 5
 """Significant digits of the largest number, at most: nobody reads more."""
+
+
+def count_of(number: int, unit: str) -> str:
+    """`1 layer`, `2 layers`."""
+    return f"{number} {unit}" if number != 1 else f"1 {unit.removesuffix('s')}"
 
 
 def show_interval(low: float, high: float) -> str:

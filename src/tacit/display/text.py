@@ -1,9 +1,11 @@
 """A summary as plain text of fixed width."""
 
+import re
 import textwrap
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 
-from tacit.display.contents import Column, Row, Summary, Table
+from tacit.display.contents import Column, Summary, Table
 from tacit.errors import Problem
 
 WIDTH = 88
@@ -11,6 +13,8 @@ WIDTH = 88
 LABEL = 11
 """Characters of a fact's label."""
 LONGEST_NAME = 34
+GAPS = {"left": 3, "right": 1}
+"""Spaces before a column of this alignment."""
 RULE = "─" * WIDTH
 
 
@@ -72,14 +76,21 @@ def _note(text: str, is_detail: bool) -> list[str]:
 def _table(table: Table) -> list[str]:
     cells = [row for row in table.rows if len(row) == len(table.columns)]
     first = max([table.columns[0].width, *(min(LONGEST_NAME, len(row[0])) for row in cells)])
-    columns = _fitting(table.columns, first)
-    lines = [_line([column.label for _, column in columns], columns, first)]
+    written = [
+        _align(
+            [column.label, *(row[place] for row in cells)],
+            column._replace(width=column.width if place else first),
+            GAPS[column.align] if place else 0,
+        )
+        for place, column in _fitting(table.columns, first)
+    ]
+    head, *lines = map("".join, zip(*written, strict=True))
+    remaining = iter(lines)
+    shown = [head]
     for row in table.rows:
-        if len(row) == len(table.columns):
-            lines.append(_line([row[place] for place, _ in columns], columns, first))
-        else:
-            lines.append(row[0] if row else "")
-    return lines if lines[-1] else lines[:-1]
+        is_remark = len(row) < len(table.columns)
+        shown.append("".join(row) if is_remark else next(remaining))
+    return shown if shown[-1] else shown[:-1]
 
 
 def _fitting(columns: Sequence[Column], first: int) -> list[tuple[int, Column]]:
@@ -93,19 +104,49 @@ def _fitting(columns: Sequence[Column], first: int) -> list[tuple[int, Column]]:
     return chosen
 
 
-def _line(cells: Row | list[str], columns: Sequence[tuple[int, Column]], first: int) -> str:
-    """The cells in their widths, the first one cut."""
-    line = fit_name(cells[0], first)
-    line = f"{line:>{first}}" if columns[0][1].align == "right" else f"{line:<{first}}"
-    for text, (_, column) in zip(cells[1:], columns[1:], strict=True):
-        if column.align == "left":
-            line += f"   {text:<{max(column.width - 3, 0)}}"
-        else:
-            line += f" {text:>{column.width - 1}}"
-    return line
+def _align(texts: list[str], column: Column, gap: int) -> list[str]:
+    """A label and its cells in the column's width, after a gap. Numbers are never cut."""
+    width = max(column.width - gap, 0)
+    if column.align == "right":
+        texts = [fit_name(texts[0], width), *texts[1:]]
+        return [f"{'':{gap}}{text:>{width}}" for text in texts]
+    texts = fit_names(texts, width) if width else texts
+    return [f"{'':{gap}}{text:<{width}}" for text in texts]
+
+
+def fit_names(names: Sequence[str], width: int) -> list[str]:
+    """Names in that width; different names stay different, as far as that is possible.
+
+    Names are cut in the middle. Where some would become equal, as names of layers with a number in
+    the middle, the commonest words are initials instead: `l2[m.l.10.self_attn.q_proj]`.
+    """
+    cut = [fit_name(name, width) for name in names]
+    if len({*cut}) == len({*names}):
+        return cut
+    words = Counter(word for name in {*names} for word in {*_split(name)})
+    return [fit_name(_with_initials(name, words, width), width) for name in names]
 
 
 def fit_name(name: str, width: int) -> str:
-    """A name in that width; layers' names differ at their ends, so the middle is cut."""
+    """A name in that width, cut in the middle."""
     half = (width - 1) // 2
     return name if len(name) <= width else f"{name[: width - 1 - half]}…{name[-half:]}"
+
+
+def _with_initials(name: str, words: Mapping[str, int], width: int) -> str:
+    """The name with its commonest words as initials, or without them if it is still too wide."""
+    parts = _split(name)
+    places = [place for place, part in enumerate(parts) if part.isalpha()]
+    places.sort(key=lambda place: -words[parts[place]])
+    for place in places:
+        if len("".join(parts)) > width:
+            parts[place] = parts[place][0]
+    for place in places:
+        if len("".join(parts)) > width and parts[place + 1 : place + 2] in (["."], ["_"]):
+            parts[place : place + 2] = "", ""
+    return "".join(parts)
+
+
+def _split(name: str) -> list[str]:
+    """The words of a name, and what is between them: numbers and punctuation."""
+    return re.split(r"([^A-Za-z]+)", name)

@@ -1,10 +1,11 @@
 """A fit as a figure: its strengths with their intervals, and what it explains in every layer."""
 
 import math
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal
 
 from tacit.display import figures
-from tacit.errors import check_choice
+from tacit.errors import InputError, check_choice
 from tacit.fitting.error_bars import KINDS
 from tacit.fitting.fit_rows import layer_rows
 from tacit.fitting.gradient_plot import draw_gradients
@@ -50,8 +51,10 @@ def draw_strengths(fit: "Fit") -> "Figure":
     size = sum(heights) + 0.3 * len(groups) + 0.17 * len(title) + 0.15 * len(kinds) + 0.6
     figure = figures.new_figure(figures.COLUMN, size)
     panels: Any = figure.subplots(len(groups), 1, squeeze=False, height_ratios=heights)
+    labels = iter(figures.write_names([name for group in groups for name in group], LONGEST))
     for axes, group in zip(panels[:, 0], groups, strict=True):
         _draw_group(axes, fit, group, kinds)
+        axes.set_yticks(range(len(group)), [*islice(labels, len(group))])
     panels[-1, 0].set_xlabel("strength λ̂")
     if kinds:
         _write_legend(figure, kinds)
@@ -113,7 +116,6 @@ def _draw_group(axes: Any, fit: "Fit", names: list[str], kinds: list[str]) -> No
     margin = 0.06 * (max(ends) - min(ends)) or 1.0
     axes.set_xlim(min(ends) - margin, max(ends) + margin)
     axes.set_ylim(len(names) - 0.5, -0.5)
-    axes.set_yticks(range(len(names)), [figures.write_name(name, LONGEST) for name in names])
     axes.tick_params(axis="y", length=0)
     figures.write_ticks(axes.xaxis)
 
@@ -121,6 +123,11 @@ def _draw_group(axes: Any, fit: "Fit", names: list[str], kinds: list[str]) -> No
 def draw_layers(fit: "Fit") -> "Figure":
     """What every regularizer explains of every layer's target, in the fit of that layer."""
     labels, rows = _layer_shares(fit)
+    if not rows:
+        raise InputError(
+            "no layer has equations: the gradients of all regularizers are zero there, as those of "
+            "zero weights are. Fit other weights, or call plot('strengths')."
+        )
     omitted, regularizers = len(fit.layers) - len(rows), len(column_groups(fit.equations))
     remark = "Fitted layer by layer (in brackets: its part of the target)"
     remark += f"; without the {omitted} of smallest targets." if omitted else "."
@@ -128,7 +135,7 @@ def draw_layers(fit: "Fit") -> "Figure":
     if len(labels) <= regularizers:
         remarks.append(f"{len(labels) - 1} of {regularizers} regularizers, of largest share.")
     title = title_lines(fit, *remarks)
-    names = [figures.write_name(label, LONGEST) for label in labels]
+    names = figures.write_names(labels, LONGEST)
     cells_height = max(ROW * len(rows), BAR if len(labels) > MOST_NUMBERS else 0.0)
     height = cells_height + 0.07 * max(map(len, names)) + 0.17 * len(title) + 0.4
     figure = figures.new_figure(figures.COLUMN, height)
@@ -139,9 +146,11 @@ def draw_layers(fit: "Fit") -> "Figure":
         _write_numbers(axes, rows)
     else:
         figure.colorbar(image, ax=axes, label="part explained")
-    layers = [f"{figures.write_name(layer, LONGEST)} ({part:.0%})" for layer, part, _ in rows]
-    axes.set_yticks(range(len(rows)), layers)
+    layers = figures.write_names((layer for layer, _, _ in rows), LONGEST)
+    parts = [f"{layer} ({part:.0%})" for layer, (_, part, _) in zip(layers, rows, strict=True)]
+    axes.set_yticks(range(len(rows)), parts)
     slant = {} if sum(map(len, names)) < 20 else {"rotation": 40, "ha": "left"}
+    slant = {"rotation": 90} if len(labels) > MOST_NUMBERS else slant
     axes.set_xticks(range(len(names)), names, **slant)
     axes.tick_params(length=0, top=False, labeltop=True, bottom=False, labelbottom=False)
     axes.axvline(len(labels) - 1.5, color="white", linewidth=3)

@@ -56,10 +56,10 @@ def draw_gradients(fit: "Fit") -> "Figure":
     axes.set(xlim=extent[:2], ylim=extent[2:], aspect="equal", xlabel=x_label, ylabel=y_label)
     figures.write_ticks(axes.xaxis)
     figures.write_ticks(axes.yaxis)
-    listed = [*fit.strengths.items()][:4]
+    names = figures.write_names([*fit.strengths][:4], LONGEST)
     strengths = [
-        f"{figures.write_name(name, LONGEST)}: λ̂ = {figures.write_number(value)}"
-        for name, value in listed
+        f"{name}: λ̂ = {figures.write_number(value)}"
+        for name, value in zip(names, fit.strengths.values(), strict=False)
     ]
     more = [f"and {len(fit.strengths) - 4} more"] if len(fit.strengths) > 4 else []
     axes.text(

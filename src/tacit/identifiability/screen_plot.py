@@ -14,7 +14,7 @@ MOST_ROWS, MOST_MEMBERS = 14, 4
 """Candidates that are drawn, and of each group."""
 HEIGHT = 0.19
 """Inches of a candidate."""
-LONGEST = 24
+LONGEST = 26
 """Letters of a name."""
 
 
@@ -37,7 +37,7 @@ def _draw(screen: "Screen", rows: list["ScreenRow"]) -> "Figure":
         color = figures.BLUE if row.chosen else figures.PALE
         axes.barh(place, max(row.alone, 0.0), height=0.72, color=color)
         axes.plot([row.added] * 2, [place - 0.42, place + 0.42], color=figures.DARK, lw=1.4)
-    axes.set_yticks(places, [_label(row) for row in rows])
+    axes.set_yticks(places, _labels(rows))
     axes.tick_params(axis="y", length=0)
     ends = (places[-1] + 0.8, places[0] - 0.8) if places else (1, 0)
     axes.set(xlim=(0, 1), ylim=ends, xlabel="part of the target explained")
@@ -60,9 +60,13 @@ def _title(screen: "Screen") -> str:
     return f"{names}: {screen.fit.explained:.0%} of the target{aligned}"
 
 
-def _label(row: "ScreenRow") -> str:
-    name = figures.write_name(row.name, LONGEST)
-    return f"{name} ({figures.write_number(row.strength)})" if row.chosen else name
+def _labels(rows: list["ScreenRow"]) -> list[str]:
+    return [
+        f"{name} ({figures.write_number(row.strength)})" if row.chosen else name
+        for row, name in zip(
+            rows, figures.write_names((row.name for row in rows), LONGEST), strict=True
+        )
+    ]
 
 
 def _rows(screen: "Screen") -> list["ScreenRow"]:

@@ -5,7 +5,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from tacit.display import Column, Note, Summary, Table
-from tacit.display.numbers import show_with_interval
+from tacit.display.numbers import count_of, show_with_interval
 
 if TYPE_CHECKING:
     from tacit.identifiability.screening import Group, Screen, ScreenRow
@@ -42,11 +42,6 @@ def summarize_screen(screen: "Screen") -> Summary:
         lead=(screen.reason,),
         tables=(Table(COLUMNS, tuple(rows), tuple(_notes(screen))),),
     )
-
-
-def count_of(number: int, unit: str) -> str:
-    """`1 layer`, `2 layers`."""
-    return f"{number} {unit}" if number != 1 else f"1 {unit.removesuffix('s')}"
 
 
 def screen_rows(screen: "Screen") -> list[dict[str, Any]]:

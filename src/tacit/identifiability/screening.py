@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 
 from tacit.display import Format, render
 from tacit.display.frames import make_frame
+from tacit.display.numbers import count_of
 from tacit.equations.equations import Equations
 from tacit.equations.target import Target, endpoint_target
 from tacit.errors import InputError, ProblemKind
@@ -27,7 +28,7 @@ from tacit.identifiability.comparison import ClusterKind
 from tacit.identifiability.group_tests import ALL, LEVEL, GroupTests
 from tacit.identifiability.proposals import propose
 from tacit.identifiability.screen_plot import draw_screen
-from tacit.identifiability.screen_text import count_of, screen_rows, summarize_screen
+from tacit.identifiability.screen_text import screen_rows, summarize_screen
 from tacit.identifiability.sign_flips import least_p
 from tacit.objective.objective import Objective
 from tacit.regularizers.family import Cost, Regularizer
@@ -365,15 +366,15 @@ def _judge_none(tests: GroupTests) -> tuple[Verdict, str]:
     clusters, telling = len(tests.factors), tests.telling(best)
     if groups * least_p(clusters) > LEVEL:
         return "ranked", (
-            f"{count_of(clusters, kind)} cannot give a p-value below {least_p(clusters):.2g}, and "
-            f"{count_of(groups, 'groups')} would have to have {LEVEL / groups:.2g}: candidates are "
-            "ranked, and none is confirmed. Stack endpoints, or record more epochs."
+            f"Candidates are ranked, and none is confirmed: {count_of(clusters, kind)} cannot give "
+            f"a p-value below {least_p(clusters):.2g}, and {count_of(groups, 'groups')} would have "
+            f"to have {LEVEL / groups:.2g}. Stack endpoints, or record more epochs."
         )
     if least_p(telling) > LEVEL:
         return "ranked", (
-            f"Most is aligned with {most}, of which {telling} of {clusters} {kind} have equations "
-            f"(zero weights have none). So few give no p-value below {least_p(telling):.2g}: "
-            "candidates are ranked, and none is confirmed. Stack endpoints, or record more epochs."
+            f"Candidates are ranked, and none is confirmed: most is aligned with {most}, of which "
+            f"{telling} of {clusters} {kind} have equations (zero weights have none), and so few "
+            f"give no p-value below {least_p(telling):.2g}. Stack endpoints, or record more epochs."
         )
     if tests.explained([best]) >= MIN_EXPLAINED:
         return "ranked", (

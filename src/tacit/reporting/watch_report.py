@@ -2,7 +2,6 @@
 
 from typing import TYPE_CHECKING
 
-from tacit.errors import InputError
 from tacit.fitting.summary import merge_similar
 from tacit.reporting.fit_report import (
     MOST_READ_ALOUD,
@@ -33,9 +32,7 @@ QUESTION = "Which penalties acted while the model trained?"
 
 def watch_contents(watch: "Watch") -> Contents:
     """The report of a watch that has rows."""
-    if not watch.rows:
-        raise InputError(f"there is nothing to report yet. {watch.summary()}.")
-    fit = watch.fit
+    fit = watch.fit  # refused where there is no row yet
     summary = summarize_watch(watch.rows, watch.problems, None, "")
     tone, badge = doubts(watch.problems)
     sentence, *further = summary.lead

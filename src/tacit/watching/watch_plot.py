@@ -38,7 +38,8 @@ def _draw(rows: Sequence["WatchRow"]) -> "Figure":
     figure = figures.new_figure(figures.COLUMN, height)
     heights = [*[1.0] * len(groups), 0.7]
     panels: Any = figure.subplots(len(heights), 1, sharex=True, height_ratios=heights)
-    for axes, (label, names) in zip(panels, groups.items(), strict=False):
+    labels = figures.write_names(groups, LONGEST)
+    for axes, label, names in zip(panels, labels, groups.values(), strict=False):
         _draw_strengths(axes, label, names, rows)
     updates = [row.update for row in rows]
     panels[-1].plot(
@@ -71,11 +72,11 @@ def _draw_strengths(
         if len(rows) == 1:
             axes.vlines(updates, low, high, color=color)
     axes.axhline(0, color="black", linewidth=0.6)
-    title = f"strength of {figures.write_name(label, LONGEST)}"
+    title = f"strength of {label}"
     if len(names) > len(shown):
         title += f" (first {len(shown)} of {len(names)})"
     axes.set_title(title, fontsize=figures.SMALL)
     if len(shown) > 1:
-        labels = [figures.write_name(name, LONGEST // 2) for name in shown]
+        labels = figures.write_names(shown, LONGEST // 2)
         axes.legend(lines, labels, ncols=2, columnspacing=1, handlelength=1.8)
     figures.write_ticks(axes.yaxis, most=3)

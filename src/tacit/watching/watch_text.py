@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from tacit.display import Column, Note, Summary, Table
-from tacit.display.numbers import show_with_interval
+from tacit.display.numbers import count_of, show_with_interval
 from tacit.errors import Problem
 from tacit.fitting.fit_rows import strength_rows
 from tacit.fitting.summary import lead, merge_similar
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from tacit.fitting.fits import Fit
     from tacit.watching.rows import WatchRow
 
-MOST_STRENGTHS = 3
-"""Columns of strengths."""
+MOST_STRENGTHS, ROOM = 3, 61
+"""Columns of strengths, and the characters of text that they have together at least."""
 
 
 def summarize_watch(
@@ -30,28 +30,24 @@ def summarize_watch(
         return Summary(f"tacit: strengths along training, no row yet: {outlook}")
     took = "" if overhead is None else f"; watching took {overhead:.1%} of the training's time"
     last, names = rows[-1].fit, list(rows[-1].fit.strengths)
-    shown = names[:MOST_STRENGTHS]
+    shown = {name: [_strength(row.fit, name) for row in rows] for name in names[:MOST_STRENGTHS]}
     columns = (
         Column("window", 6),
         Column("update", 9),
         Column("explained", 11),
-        *(Column(name, 61 // len(shown)) for name in shown),
+        *(Column(name, _width([name, *column], len(shown))) for name, column in shown.items()),
     )
     cells = tuple(
-        (
-            str(row.window),
-            str(row.update),
-            f"{row.fit.explained:.1%}",
-            *(_strength(row.fit, name) for name in shown),
-        )
-        for row in rows
+        (str(row.window), str(row.update), f"{row.fit.explained:.1%}", *strengths)
+        for row, *strengths in zip(rows, *shown.values(), strict=True)
     )
-    others = [f"{len(names) - len(shown)} more strengths: {shorten(names[len(shown) :])}"]
+    others = names[len(shown) :]
+    notes = [f"{count_of(len(others), 'more strengths')}: {shorten(others)}"] if others else []
     first, *further = lead(last)
     return Summary(
-        title=f"tacit: strengths along training, {len(rows)} rows{took}",
+        title=f"tacit: strengths along training, {count_of(len(rows), 'rows')}{took}",
         lead=(f"In the last row, {first}", *further),
-        tables=(Table(columns, cells, tuple(map(Note, others if names[len(shown) :] else []))),),
+        tables=(Table(columns, cells, tuple(map(Note, notes))),),
         problems=merge_similar(problems),
     )
 
@@ -69,6 +65,11 @@ def watch_rows(rows: Sequence["WatchRow"]) -> list[dict[str, Any]]:
         for row in rows
         for strength in strength_rows(row.fit)
     ]
+
+
+def _width(texts: Sequence[str], count: int) -> int:
+    """Of one of so many columns, which is wide enough for its label and its cells."""
+    return max(ROOM // count, *(len(text) + 1 for text in texts))
 
 
 def _strength(fit: "Fit", name: str) -> str:
