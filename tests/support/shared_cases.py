@@ -96,6 +96,12 @@ def endpoints(kind: str) -> Iterator[tuple[str, Any]]:
         fit = tacit.fit(target.equations(family(objective), known=known))
         scores = tacit.score_examples(fit)
         yield name, describe(fit.with_error_bars(scores.error_bars(), *scores.problems))
+    fit = tacit.fit(target.equations(tacit.l2()))
+    labels = [number // 4 for number in range(len(DATA[0]))][own(len(DATA[0]), kind)]
+    yield (
+        "clusters",
+        describe(fit.with_error_bars(tacit.score_examples(fit, clusters=labels).error_bars())),
+    )
     weights = torch.linspace(0.5, 2, len(DATA[0])).double()[own(len(DATA[0]), kind)]
     fit = tacit.fit(
         tacit.endpoint_equations(objective_of(model, kind, weights=weights), tacit.l2())
