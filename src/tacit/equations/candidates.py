@@ -127,6 +127,13 @@ class Candidates:
         means = set(averaged)
         return tuple(r for r in self.estimated if r.with_zero_width and r not in means)
 
+    def described(self, rows: Scope) -> str:
+        """What tells the equations of these rows from those of other candidates."""
+        estimated = [f"{r.name} ({r.definition or r.kind})" for r in self.estimated]
+        known = [f"{r.name} ({r.definition or r.kind}): {s:.6g}" for r, s in self.known.items()]
+        scope = "a function" if callable(rows) else rows
+        return f"{estimated}, known={known}, scaled_by_time={self.per_time}, rows={scope}"
+
     def place_knots(self, points: Sequence[Params], read: Callable[[Params], Params]) -> None:
         """Set the knots of splines at the weights of all these points, or of a few among many.
 

@@ -32,7 +32,7 @@ from tacit.objective.objective import Objective, check_objective
 from tacit.objective.params import Params, Scope, entries, norm, shorten
 from tacit.objective.passes import PassResult
 from tacit.objective.randomness import split_draws
-from tacit.objective.ranks import Ranks, on_its_ranks
+from tacit.objective.ranks import Ranks, current_ranks, on_its_ranks
 from tacit.regularizers.family import Regularizer
 
 
@@ -179,6 +179,7 @@ def write_equations(
     """The equations of all points, read one at a time."""
     if setting.mode == "trajectory" and setting.computed_from:
         candidates = candidates.of_flow(setting.objective, followed=setting.followed is not None)
+    current_ranks().check_same(candidates.described(rows), "the candidates")
     check_readable((*candidates.estimated, *candidates.known))  # before splines look at weights
     if isinstance(points, Sequence) and points:
         ends = [end for point in points for end in (point.start, point.params) if end is not None]
