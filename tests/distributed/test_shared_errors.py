@@ -59,6 +59,8 @@ def refusals(kind):
                 regularizers.distance_to(dict(kept.named_parameters()))
             ),
             "file": lambda: target.save("nowhere.safetensors"),
+            "other candidates": lambda: target.equations(tacit.smooth_l1(0.1 + number(kind))),
+            "other known": lambda: target.equations(tacit.l1(), known={tacit.l2(): number(kind)}),
             "diagonal": lambda: target.equations(regularizers.diagonal(scope="0.bias")),
         }
     return {name: message_of(call) for name, call in calls.items()}
@@ -76,6 +78,25 @@ def test_what_cannot_be_shared_is_refused_in_every_process(kind, tmp_path):
     if "whole parameters" in first:
         assert "square is a function of all parameters" in first["whole parameters"]
         assert "save equations" in first["file"]
+        assert "process 1 has ['smooth_l1 (smooth_l1(beta=1.1))']" in first["other candidates"]
+        assert "known=['l2 (l2): 1']" in second["other known"]
+
+
+def same_and_other_examples(kind):
+    """Data that two processes each have, and other data of equal sums in each."""
+    model, pair = share(tanh_mlp(0), kind), number(kind) // 2
+    rows = slice(20 * pair, 20 * pair + 20)
+    same = message_of(lambda: tacit.Objective(model, F.mse_loss, (DATA[0][rows], DATA[1][rows])))
+    model = share(tanh_mlp(0, sizes=(4, 3, 1)), kind)
+    one_hot = torch.eye(4).double().roll(number(kind), 0)
+    ones = torch.ones(4, 1).double()
+    return same, message_of(lambda: tacit.Objective(model, F.mse_loss, (one_hot, ones)))
+
+
+def test_examples_of_two_processes_are_refused_and_equal_sums_are_not(tmp_path):
+    for same, other in run_processes(same_and_other_examples, "hybrid on 4", tmp_path):
+        assert "4 processes have 2 different first batches" in same
+        assert not other
 
 
 def fail_in_one(kind):

@@ -44,19 +44,23 @@ def share(model: nn.Module, kind: str) -> nn.Module:
     """The model, shared by all processes as the kind says; as it is for "alone"."""
     if kind == "alone":
         return model
-    way, count = kind.split()[0], int(kind.split()[-1])
-    if way == "copies":
+    if kind.startswith("copies"):
         return nn.parallel.DistributedDataParallel(model)
     from torch.distributed.fsdp import fully_shard
 
-    if way == "hybrid":
-        mesh = init_device_mesh("cpu", (2, count // 2), mesh_dim_names=("replicas", "shards"))
-    else:
-        mesh = init_device_mesh("cpu", (count,), mesh_dim_names=("shards",))
+    mesh = mesh_of(kind)
     for module in model.children():
         if any(True for _ in module.parameters()):
             fully_shard(module, mesh=mesh)
     return fully_shard(model, mesh=mesh)
+
+
+def mesh_of(kind: str) -> Any:
+    """The mesh that all processes shard over, or shard and copy."""
+    count = processes(kind)
+    if kind.startswith("hybrid"):
+        return init_device_mesh("cpu", (2, count // 2), mesh_dim_names=("replicas", "shards"))
+    return init_device_mesh("cpu", (count,), mesh_dim_names=("shards",))
 
 
 def own(count: int, kind: str) -> slice:

@@ -5,11 +5,12 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.fsdp import fully_shard
 from torch.nn import functional as F
 
 import tacit
 from support.models import random_data, tanh_mlp
-from support.processes import number, own, processes, share
+from support.processes import mesh_of, number, own, processes, share
 from tacit import regularizers, techniques
 from tacit.regularizers import metric_ridge, optimizer_penalties
 
@@ -82,6 +83,7 @@ def all_cases(kind: str) -> dict[str, Any]:
     cases = endpoints, tokens, epochs
     if processes(kind) < 4:
         cases += low_rank, differences, steps, watched, products, data_families, screened
+        cases += losses, gathered
     return {f"{case.__name__}: {name}": value for case in cases for name, value in case(kind)}
 
 
@@ -94,11 +96,70 @@ def endpoints(kind: str) -> Iterator[tuple[str, Any]]:
         fit = tacit.fit(target.equations(family(objective), known=known))
         scores = tacit.score_examples(fit)
         yield name, describe(fit.with_error_bars(scores.error_bars(), *scores.problems))
+    fit = tacit.fit(target.equations(tacit.l2()))
+    labels = [number // 4 for number in range(len(DATA[0]))][own(len(DATA[0]), kind)]
+    yield (
+        "clusters",
+        describe(fit.with_error_bars(tacit.score_examples(fit, clusters=labels).error_bars())),
+    )
     weights = torch.linspace(0.5, 2, len(DATA[0])).double()[own(len(DATA[0]), kind)]
     fit = tacit.fit(
         tacit.endpoint_equations(objective_of(model, kind, weights=weights), tacit.l2())
     )
     yield "weights", describe(fit.with_error_bars(tacit.score_examples(fit).error_bars()))
+
+
+class Encoder(nn.Module):
+    """Runs by a method of another name than forward, and has a matrix with two names."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = tanh_mlp(0, sizes=(5, 5)), tanh_mlp(1, sizes=(5, 1))
+        self.again = nn.Linear(5, 5).double()
+        self.again.weight = self.first[0].weight
+
+    def encode(self, x):
+        return self.second(torch.tanh(self.again(torch.tanh(self.first(x)))))
+
+
+def losses(kind: str) -> Iterator[tuple[str, Any]]:
+    """Losses that read all parameters, and that call another method of the model than forward."""
+    model = Encoder()
+    if kind.startswith("fully_shard"):
+        from torch.distributed.fsdp import register_fsdp_forward_method
+
+        model = fully_shard(model, mesh=mesh_of(kind))
+        register_fsdp_forward_method(model, "encode")
+    else:
+        model = share(model, kind)
+
+    def penalised(model: nn.Module, batch: Any) -> torch.Tensor:
+        predictions = getattr(model, "module", model).encode(batch[0])
+        penalty = sum(p.square().sum() for p in model.parameters())
+        return (predictions - batch[1]).square().mean(1) + 0.05 * penalty
+
+    rows = own(len(DATA[0]), kind)
+    part = DATA[0][rows], DATA[1][rows]
+    objective = tacit.Objective.from_batch_loss(model, penalised, part, batch_size=16)
+    fit = tacit.fit(tacit.endpoint_equations(objective, tacit.l2()))
+    yield "penalty", {**describe(fit), "loss": [objective.value()]}
+
+
+def gathered(kind: str) -> Iterator[tuple[str, Any]]:
+    """Whole matrices, some of which have no row in the last process."""
+    objective = objective_of(share(tanh_mlp(0, sizes=(5, 7, 6, 1)), kind), kind)
+    known = {regularizers.nuclear_norm(): 0.01}
+    fit = tacit.fit(tacit.endpoint_equations(objective, tacit.l2(), known=known))
+    yield "known", describe(fit.with_error_bars(tacit.score_examples(fit).error_bars()))
+    model = share(tanh_mlp(0, sizes=(5, 7, 6, 1)), kind)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, weight_decay=0.2)
+    averaged = [regularizers.nuclear_norm(), tacit.l1(zero_width=0.2), regularizers.spline(4)]
+    averages = tacit.average_epochs(model, optimizer, epochs=3, averaged=averaged)
+    train(model, optimizer, kind, lambda ended: ended and averages.end_epoch(), 3)
+    objective = objective_of(model, kind)
+    yield "averaged", describe(tacit.fit(averages.equations(objective, averaged)))
+    at_mean = [regularizers.orthogonality(), tacit.l2()]
+    yield "epochs", describe(tacit.fit(averages.equations(objective, at_mean)))
 
 
 def low_rank(kind: str) -> Iterator[tuple[str, Any]]:

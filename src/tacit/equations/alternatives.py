@@ -17,7 +17,6 @@ from tacit.equations.equations import Equations
 from tacit.equations.factors import factor_of
 from tacit.equations.rows import Part, ScatterSum, read_block
 from tacit.objective.params import Params, entries, norm
-from tacit.objective.ranks import current_ranks
 from tacit.regularizers.elementwise import l1, l2, smooth_l1
 from tacit.regularizers.family import join_columns
 from tacit.regularizers.weight_decay import ridge_in_metric
@@ -60,8 +59,6 @@ def write_alternatives(
     targets = point.vectors
     if len(bound.columns.names) > MOST_COLUMNS:
         return []
-    if bound.gathers and current_ranks().shards is not None:
-        return []  # all processes would have to read the same slices
     columns = others.bind(point.params, metric=point.metric).columns
     wide = replace(bound, columns=join_columns([bound.columns, columns]))
     written = []
@@ -87,8 +84,7 @@ def _write_block(bound: BoundCandidates, names: Sequence[str], targets: Sequence
     width = len(columns) + len(targets)
     scatter = ScatterSum(bound, names, width)
     rows = sum(bound.params[name].numel() for name in names)
-    present = [name for name in names if bound.params[name].numel()]
-    chosen = present[:: max(1, -(-len(present) // MOST_SLICES))]
+    chosen = names[:: max(1, -(-len(names) // MOST_SLICES))]
     every = rows / max(1, sum(bound.params[name].numel() for name in chosen))
     by_device: dict[torch.device, list[Part]] = {}
     weights: dict[str, float] = {}

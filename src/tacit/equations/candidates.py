@@ -127,6 +127,13 @@ class Candidates:
         means = set(averaged)
         return tuple(r for r in self.estimated if r.with_zero_width and r not in means)
 
+    def described(self, rows: Scope) -> str:
+        """What tells the equations of these rows from those of other candidates."""
+        estimated = [f"{r.name} ({r.definition or r.kind})" for r in self.estimated]
+        known = [f"{r.name} ({r.definition or r.kind}): {s:.6g}" for r, s in self.known.items()]
+        scope = "a function" if callable(rows) else rows
+        return f"{estimated}, known={known}, scaled_by_time={self.per_time}, rows={scope}"
+
     def place_knots(self, points: Sequence[Params], read: Callable[[Params], Params]) -> None:
         """Set the knots of splines at the weights of all these points, or of a few among many.
 
@@ -170,7 +177,7 @@ class Candidates:
             start: a point whose columns are subtracted.
         """
         averaged, regularizers = averaged or {}, (*self.estimated, *self.known)
-        _check_shared(regularizers)
+        check_readable(regularizers)
         check_averaged(averaged, regularizers)
         in_metric = {r: r.in_metric(metric) for r in regularizers if metric and r.in_metric}
         parts = {r: averaged.get(r) or in_metric.get(r, r).bind(params) for r in regularizers}
@@ -211,7 +218,7 @@ class Candidates:
         )
 
 
-def _check_shared(regularizers: Iterable[Regularizer]) -> None:
+def check_readable(regularizers: Iterable[Regularizer]) -> None:
     """Refuse what needs all parameters at once, where processes share their rows."""
     names = [r.name for r in regularizers if r.reads == "model"]
     if names and current_ranks().shards is not None:
@@ -290,8 +297,11 @@ def _check_regularizers(candidates: Iterable[Regularizer]) -> None:
 
 
 def slices(tensor: Tensor, width: int) -> Iterator[slice]:
-    """Slices of a flattened tensor; in `width` columns each has few entries (see `CHUNK`)."""
+    """Slices of a flattened tensor; in `width` columns each has few entries (see `CHUNK`).
+
+    There is at least one: what gathers whole tensors is read by processes without rows too.
+    """
     chunk = CHUNK if tensor.is_cpu else DEVICE_CHUNK
     size, height = tensor.numel(), max(1, chunk // max(1, width))
-    for start in range(0, size, height):
+    for start in range(0, max(1, size), height):
         yield slice(start, min(start + height, size))

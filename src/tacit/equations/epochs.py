@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from tacit.equations.candidates import check_candidates
+from tacit.equations.candidates import check_candidates, check_readable
 from tacit.equations.clipping import GradientSizes, clipped_part, was_skipped
 from tacit.equations.equations import Equations
 from tacit.equations.recording import Momentum, Rows, WrapperWatch, flow_times
@@ -106,6 +106,8 @@ class EpochAverages:
         self._model, self._optimizer, self._averaged = model, optimizer, tuple(averaged)
         self.ranks: Ranks = ranks_of(model)
         """The processes that share the model; each records its own rows of the parameters."""
+        with self.ranks:
+            check_readable(averaged)
         self._epochs: deque[Epoch] = deque(maxlen=epochs)
         self.length_matters: set[str] = set()
         """Matrices on whose length the loss was seen to depend: `target` does not look again."""
@@ -158,6 +160,7 @@ class EpochAverages:
             self._scales[name] = torch.zeros_like(self._sums[name])
         self._scales[name][rows] += scale
 
+    @on_its_ranks
     @torch.no_grad()
     def _add_point(self, optimizer: Optimizer, *_: Any) -> None:
         """Before an update: add the point that it steps from."""

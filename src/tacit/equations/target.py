@@ -13,7 +13,13 @@ from torch import Tensor
 
 from tacit.equations.alternatives import leave_unexplained, other_families, write_alternatives
 from tacit.equations.blocks import Block
-from tacit.equations.candidates import BoundCandidates, Candidates, ScaledByTime, check_candidates
+from tacit.equations.candidates import (
+    BoundCandidates,
+    Candidates,
+    ScaledByTime,
+    check_candidates,
+    check_readable,
+)
 from tacit.equations.equations import Equations, stack
 from tacit.equations.near_zero import find_near_zero
 from tacit.equations.points import Setting, TargetPoint
@@ -26,7 +32,7 @@ from tacit.objective.objective import Objective, check_objective
 from tacit.objective.params import Params, Scope, entries, norm, shorten
 from tacit.objective.passes import PassResult
 from tacit.objective.randomness import split_draws
-from tacit.objective.ranks import Ranks, on_its_ranks
+from tacit.objective.ranks import Ranks, current_ranks, on_its_ranks
 from tacit.regularizers.family import Regularizer
 
 
@@ -173,6 +179,8 @@ def write_equations(
     """The equations of all points, read one at a time."""
     if setting.mode == "trajectory" and setting.computed_from:
         candidates = candidates.of_flow(setting.objective, followed=setting.followed is not None)
+    current_ranks().check_same(candidates.described(rows), "the candidates")
+    check_readable((*candidates.estimated, *candidates.known))  # before splines look at weights
     if isinstance(points, Sequence) and points:
         ends = [end for point in points for end in (point.start, point.params) if end is not None]
         candidates.place_knots(ends, read=dict)

@@ -4,7 +4,9 @@ The loss of some examples, the probe, is computed twice, and compared with the l
 only a mean over examples can be streamed and averaged exactly.
 """
 
-from collections.abc import Callable
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -54,14 +56,14 @@ def check_shared(passes: Passes, params: Params) -> None:
         return
     with ranks.agreeing(), passes.prepared(training=False) as passes:
         first = next(passes.read(), None)
-    tensors = [] if first is None else list(tensors_in(first))
-    digest = [(tuple(t.shape), float(t.double().sum())) for t in tensors] or None
-    digests = [other for other in ranks.gather(digest) if other is not None]
-    if len(digests) > 1 and all(other == digests[0] for other in digests):
+    digest = _digest([] if first is None else list(tensors_in(first)))
+    owners = Counter(filter(None, ranks.gather(digest)))
+    if owners and min(owners.values()) > 1:
         raise InputError(
-            f"all {len(digests)} processes have the same first batch: each passes its own part of "
-            "the data, as in Subset(data, range(rank, len(data), processes)). A DistributedSampler "
-            "repeats examples where they do not divide evenly."
+            f"{owners.total()} processes have {len(owners)} different first batches: each passes "
+            "its own part of the data, as in Subset(data, range(rank, len(data), processes)), also "
+            "those that have the same rows of parameters. A DistributedSampler repeats examples "
+            "where they do not divide evenly."
         )
     copies: dict[int, Tensor] = {}
     for number, (part, numbers) in enumerate(ranks.gather((ranks.part, fingerprint(params)))):
@@ -71,6 +73,15 @@ def check_shared(passes: Passes, params: Params) -> None:
                 f"process {number} has other weights than the process before that shares them: "
                 "load the same weights in all, or train them together."
             )
+
+
+def _digest(tensors: Sequence[Tensor]) -> str:
+    """A hash of the contents of tensors; empty for none."""
+    digest = hashlib.sha256()
+    for tensor in tensors:
+        entries = tensor.detach().cpu().to_dense().flatten().contiguous().view(torch.uint8)
+        digest.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode() + entries.numpy().tobytes())
+    return digest.hexdigest() if tensors else ""
 
 
 def _choose_probe(passes: Passes) -> BatchPair:

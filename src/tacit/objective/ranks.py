@@ -165,6 +165,18 @@ class Ranks(AbstractContextManager["Ranks"]):
             if message is not None:
                 raise InputError(f"process {number} of {self.count} stopped with {message}")
 
+    def check_same(self, value: Any, what: str) -> None:
+        """Refuse calls that differ between processes that share rows: they would be mixed."""
+        if self.shards is None:
+            return
+        first, *others = self.gather(value)
+        for number, other in enumerate(others, 1):
+            if other != first:
+                raise InputError(
+                    f"process 0 has {what} {first}, and process {number} has {other}: make the "
+                    "same call with the same arguments in all processes."
+                )
+
     def in_step(self, items: Iterator[Item], spare: Item) -> Iterator[tuple[Item, bool]]:
         """The items of this process; while only others have some, the spare one, which is marked.
 

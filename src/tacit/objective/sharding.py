@@ -130,19 +130,20 @@ class _Gathering:
 
     def __init__(self) -> None:
         self._alive: weakref.WeakValueDictionary[Any, Tensor] = weakref.WeakValueDictionary()
-        """Gathered tensors that are still in use, by the id of their module and their name."""
+        """Gathered tensors that are still in use, by the id of what each was gathered from, which
+        several modules may share."""
         self._latest: tuple[int, list[Tensor]] = 0, []
         """Those of the module that was read last: it may read them several times."""
         self._parts: dict[int, tuple[Tensor, Shard]] = {}
         """By the memory of a tensor in `_latest`, what it was gathered from."""
 
-    def read(self, owner: int, name: str, part: Tensor, shard: Shard) -> Tensor:
+    def read(self, owner: int, value: Any, shard: Shard) -> Tensor:
         """The whole of a parameter of a module, with its graph."""
-        whole = self._alive.get((owner, name))
+        part, whole = own_rows(value), self._alive.get(id(value))
         graph_is_missing = part.requires_grad and torch.is_grad_enabled()
         if whole is None or (graph_is_missing and whole.grad_fn is None):
             gathered: Any = _Gather.apply(part, shard)
-            self._alive[owner, name] = whole = gathered
+            self._alive[id(value)] = whole = gathered
         if self._latest[0] != owner:
             self._latest, self._parts = (owner, []), {}
         self._latest[1].append(whole)
@@ -176,7 +177,14 @@ class _GatheredParameters(dict[str, Any]):
         value = super().__getitem__(name)
         if name not in self._shards:
             return value
-        return self._gathering.read(id(self), name, own_rows(value), self._shards[name])
+        return self._gathering.read(id(self), value, self._shards[name])
+
+    def items(self) -> Any:
+        """As `model.parameters()` reads them, in a loss that has a penalty of all parameters."""
+        return ((name, self[name]) for name in self)
+
+    def values(self) -> Any:
+        return (self[name] for name in self)
 
 
 @contextmanager
@@ -191,6 +199,8 @@ def gathered_when_read(model: nn.Module, shards: dict[tuple[int, str], Shard]) -
                 for kind in ("_forward_pre_hooks", "_forward_hooks")
                 if any(map(_is_of_fsdp, (hooks := vars(module)[kind]).values()))
             }
+            methods = {name: value for name, value in vars(module).items() if _is_wrapped(value)}
+            changed |= {name: method.__wrapped__ for name, method in methods.items()}
             if own:
                 parameters = _GatheredParameters(module._parameters, own, gathering)
                 changed["_parameters"] = parameters
@@ -209,6 +219,12 @@ def find_shards(model: nn.Module) -> dict[tuple[int, str], Shard]:
         for name, parameter in module._parameters.items()
         if is_sharded(parameter)
     }
+
+
+def _is_wrapped(value: Any) -> bool:
+    """Whether it is a method of `register_fsdp_forward_method`, which gathers parameters itself."""
+    code = getattr(getattr(value, "__func__", None), "__code__", None)
+    return code is not None and code.co_qualname.startswith("register_fsdp_forward_method.")
 
 
 def _is_of_fsdp(hook: Any) -> bool:

@@ -229,7 +229,7 @@ class Regularizer:
         columns = self.bind(params)
         selected = params if names is None else {n: params[n] for n in names}
         gradients = {column: float64_zeros(selected) for column in columns.names}
-        for name in selected.keys() & columns.active.keys():
+        for name in filter(columns.active.__contains__, selected):  # in one order everywhere
             rows, shape = columns.rows(name, slice(0, params[name].numel())), params[name].shape
             for column, entries in zip(columns.active[name], rows.T, strict=True):
                 gradients[columns.names[column]][name] = entries.reshape(shape)

@@ -16,6 +16,7 @@ from tacit.objective.objective import Objective
 from tacit.objective.params import Params, shorten
 from tacit.objective.per_example import DirectionalDerivatives
 from tacit.objective.randomness import split_draws
+from tacit.objective.ranks import current_ranks
 from tacit.uncertainty.design import design_scores
 from tacit.uncertainty.directions import balanced_signs, build_directions, square_norm_of_rows
 from tacit.uncertainty.linear_fit import (
@@ -61,7 +62,8 @@ def score_examples(
         population: number of examples these were drawn from, at random without replacement; by
             default infinite. Where a batch is the unit, infinite or the number of batches.
         clusters: one label per example, where examples with the same label (one patient, one
-            document) are not independent of each other.
+            document) are not independent of each other. Where several processes share the model,
+            each passes the labels of its own examples.
     """
     with origin_of(fit, "score_examples").setting.ranks:
         return _score_examples(fit, population, clusters)
@@ -221,13 +223,14 @@ def _cluster_indices(clusters: Sequence[Hashable] | Tensor | None, count: int) -
     """Clusters as indices from 0, in the order of their first examples."""
     if clusters is None:
         return None
-    shape = tuple(clusters.shape) if isinstance(clusters, Tensor) else (len(clusters),)
-    if shape != (count,):
+    own_labels = clusters.tolist() if isinstance(clusters, Tensor) else list(clusters)
+    labels = [label for part in current_ranks().gather(own_labels) for label in part]
+    shape = tuple(clusters.shape) if isinstance(clusters, Tensor) else (len(own_labels),)
+    if len(shape) != 1 or len(labels) != count:
         raise InputError(
             f"clusters has shape {shape} for {count} examples: pass one label per example, as a "
-            "list or a tensor of one dimension."
+            "list or a tensor of one dimension; each process of several those of its own examples."
         )
-    labels = clusters.tolist() if isinstance(clusters, Tensor) else list(clusters)
     indices = {label: i for i, label in enumerate(dict.fromkeys(labels))}
     if len(indices) < 2:
         raise InputError(
