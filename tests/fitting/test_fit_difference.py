@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 import tacit
 from tacit.fitting import ErrorBars, FitDifference
+from tacit.fitting.fit_difference import _rejected, holm
 
 
 def fit_of_endpoints(seed, strengths, *, count=4, noise=0.1, rows=30, nonnegative=False):
@@ -111,13 +112,17 @@ def test_holm_names_none_by_chance_where_all_are_equal():
     assert named > 0
 
 
-def test_holm_steps_down():
-    bars = {"r0": 0.01, "r1": 0.02, "r2": 0.2, "r3": math.nan}
-    from tacit.fitting.fit_difference import _holm
+def test_holm_adjusts_the_smallest_most():
+    assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
+    assert holm([0.6, 0.9]) == [1.0, 1.0]
+    assert holm([]) == []
 
-    assert _holm(bars, 0.05) == ("r0", "r1")  # 3 · 0.01, 2 · 0.02, 1 · 0.2
-    assert _holm(bars, 0.035) == ("r0",)
-    assert _holm(bars, 0.025) == ()
+
+def test_strengths_without_a_p_value_are_no_tests():
+    p_values = {"r0": 0.01, "r1": 0.02, "r2": 0.2, "r3": math.nan}
+    assert _rejected(p_values, 0.05) == ("r0", "r1")  # 3 · 0.01, 2 · 0.02, 1 · 0.2
+    assert _rejected(p_values, 0.035) == ("r0",)
+    assert _rejected(p_values, 0.025) == ()
 
 
 def test_the_summary_says_what_chance_explains():

@@ -10,7 +10,6 @@ from tacit.identifiability.sign_flips import (
     MOST_EXACT,
     effective_scores,
     flip_test,
-    holm,
     least_p,
     sign_vectors,
 )
@@ -82,12 +81,6 @@ def test_of_many_clusters_sign_vectors_are_drawn_the_same_each_time():
     assert torch.equal(many, sign_vectors(40))
     assert (many[0] == 1).all()
     assert abs(float(many[1:, 1:].mean())) < 0.01
-
-
-def test_holm_adjusts_the_smallest_most():
-    assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
-    assert holm([0.6, 0.9]) == [1.0, 1.0]
-    assert holm([]) == []
 
 
 def test_p_values_are_uniform_where_clusters_have_no_strength_in_common():

@@ -1,7 +1,7 @@
 """Two fits apart: differences of strengths, their error bars, and whether chance explains them."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -94,7 +94,7 @@ class FitDifference:
         Holm's correction allows for several strengths: if all are equal, one is named with a
         probability of at most `level`.
         """
-        return {kind: _holm(by_name, level) for kind, by_name in self.p_values.items()}
+        return {kind: _rejected(by_name, level) for kind, by_name in self.p_values.items()}
 
     def summary(self, format: Format = "text") -> str:
         """A table for each kind of error bars, and the problems, ready to print.
@@ -211,17 +211,21 @@ def p_value(difference: float, error: float, freedom: float) -> float:
     return float(2 * (ndtr(t) if math.isinf(freedom) else stdtr(freedom, t)))
 
 
-def _holm(p_values: Mapping[str, float], level: float) -> tuple[str, ...]:
-    """Names rejected by Holm's step-down test; those without a p-value are no tests."""
+def holm(p_values: Sequence[float]) -> list[float]:
+    """p-values adjusted for their number, by Holm's method: reject those of at most the level."""
+    adjusted, largest = [1.0] * len(p_values), 0.0
+    order = sorted(range(len(p_values)), key=lambda i: p_values[i])
+    for rank, index in enumerate(order):
+        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[index]))
+        adjusted[index] = largest
+    return adjusted
+
+
+def _rejected(p_values: Mapping[str, float], level: float) -> tuple[str, ...]:
+    """Names that Holm's method rejects; those without a p-value are no tests."""
     tested = {name: p for name, p in p_values.items() if not math.isnan(p)}
-    rejected = set()
-    for remaining, name in zip(
-        range(len(tested), 0, -1), sorted(tested, key=lambda n: tested[n]), strict=True
-    ):
-        if tested[name] * remaining > level:
-            break
-        rejected.add(name)
-    return tuple(name for name in p_values if name in rejected)
+    adjusted = holm([*tested.values()])
+    return tuple(name for name, p in zip(tested, adjusted, strict=True) if p <= level)
 
 
 def _not_compared(

@@ -10,10 +10,11 @@ from torch import Tensor
 
 from tacit.equations.equations import Equations
 from tacit.fitting.error_bars import factors_by_label
+from tacit.fitting.fit_difference import holm
 from tacit.fitting.shares import equations_of, explained_by, products_of_points
 from tacit.fitting.solving import System
 from tacit.identifiability.comparison import ClusterKind, compare
-from tacit.identifiability.sign_flips import NOTHING_LEFT, TIE, flip_test, holm
+from tacit.identifiability.sign_flips import NOTHING_LEFT, TIE, flip_test
 
 ALIKE = 0.7
 """|cosine| of two columns above which their candidates are in one group."""

@@ -86,13 +86,3 @@ def sign_vectors(clusters: int) -> Tensor:
         free = 1.0 - 2.0 * drawn
         free[0] = 1.0
     return torch.cat([torch.ones(len(free), 1), free], dim=1).double()
-
-
-def holm(p_values: Sequence[float]) -> list[float]:
-    """p-values adjusted for their number, by Holm's method: reject those of at most the level."""
-    adjusted, largest = [1.0] * len(p_values), 0.0
-    order = sorted(range(len(p_values)), key=lambda i: p_values[i])
-    for rank, index in enumerate(order):
-        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[index]))
-        adjusted[index] = largest
-    return adjusted
