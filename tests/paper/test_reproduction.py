@@ -181,7 +181,7 @@ def test_documented_commands_run_at_their_quick_presets(document, reproduced):
         elif arguments[0] == "tacit":
             quick = ["quick" if word == "paper" else word for word in arguments[1:]]
             program = [sys.executable, "-m", "tacit", *quick]
-        elif arguments[0] == "snakemake":  # tests/workflow runs the same jobs
+        elif arguments[0] in ("snakemake", "torchrun"):  # tests/workflow and test_docs.py run these
             continue
         elif arguments[0] == ".venv/bin/pre-commit":  # it would change the clone's git hooks
             program = [sys.executable, "-m", "pre_commit", arguments[1], "--help"]
