@@ -284,6 +284,23 @@ def test_wrong_directions_and_transposed_outputs_are_refused():
         transposed.directional_derivatives([transposed.params])
 
 
+def test_operators_without_second_derivatives_in_batches_of_bags_are_refused_with_a_remedy():
+    """Bags of different lengths, one after the other: batches that cannot be cut into rows."""
+    torch.manual_seed(0)
+    bags, out = nn.EmbeddingBag(7, 4), nn.Linear(4, 3)
+    model = nn.ModuleList([bags, out]).double()
+    words, starts = torch.randint(7, (9,)), torch.tensor([0, 2, 3, 7])
+
+    def losses(_, batch):
+        return F.cross_entropy(out(bags(*batch[:2])), batch[2], reduction="none")
+
+    objective = Objective.from_batch_loss(model, losses, [(words, starts, torch.arange(4) % 3)])
+    with pytest.raises(
+        InputError, match=r"need neither where batches are tensors of three or more"
+    ):
+        objective.directional_derivatives([objective.params])
+
+
 def token_objective(**options):
     """A language model with one loss per token, some of them without weight."""
     torch.manual_seed(0)

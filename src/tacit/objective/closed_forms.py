@@ -51,7 +51,8 @@ class ClosedForms(TorchFunctionMode):
 
 
 def _saved_tensors_have_hooks() -> bool:
-    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+    autograd: Any = torch._C._autograd  # pyright: ignore[reportAttributeAccessIssue]
+    return autograd._top_saved_tensors_default_hooks(True) is not None
 
 
 def cross_entropy(  # the arguments of torch's

@@ -107,7 +107,8 @@ def graph_dtypes(output: Tensor) -> set[torch.dtype]:
 
     Some are less precise than the parameters: many norm layers and losses compute in float32.
     """
-    nodes, visited, dtypes = [output.grad_fn], set(), set()
+    nodes: list[Any] = [output.grad_fn]
+    visited, dtypes = set(), set()
     while nodes:
         node = nodes.pop()
         if node is None or node in visited:

@@ -91,8 +91,9 @@ class Objective:
             inference and in fine-tuning with frozen batch norm. Points of another time bring
             theirs, as a state_dict does.
         accumulate: the dtype that gradients are summed in. "float32" takes half the memory of
-            "float64"; strengths agree to about 1e-5. Trap: small differences (of a technique with
-            many draws, of the steps of a trajectory) may drown in its rounding.
+            "float64"; strengths agree to about 1e-5. Trap: it rounds to 1e-7 of the gradients of
+            batches. Where their mean is far smaller (the difference of a technique, steps of a
+            trajectory, a very weak penalty), that may be much of it.
 
     >>> X, y = torch.eye(2), torch.tensor([[1.0], [3.0]])
     >>> model = torch.nn.Linear(2, 1, bias=False)

@@ -156,7 +156,8 @@ class _FirstOrder:
             raise InputError(
                 "derivatives of single examples need double backward or forward mode, and an "
                 f"operator here has neither ({self.reverse_error}; {error}). Custom functions need "
-                "a differentiable backward or a jvp."
+                "a differentiable backward or a jvp. Operators of torch need neither where batches "
+                "are tensors of three or more rows, and every row has one loss."
             ) from error
         return torch.stack(columns, dim=1), weights
 
