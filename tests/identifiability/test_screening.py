@@ -309,6 +309,24 @@ def test_layers_that_share_their_examples_do_not_confirm_what_depends_on_the_dat
     assert any("same examples" in s.left_out.get("label_smoothing", "") for s in screens)
 
 
+@pytest.mark.parametrize(("rest", "verdict"), [(0.0, "answer"), (0.1, "nothing")])
+def test_label_smoothing_at_an_endpoint_leaves_no_rest(rest, verdict):
+    """It explains 99 % where a classifier fits all examples about equally well."""
+    model = Chain(0).double()
+    data = torch.randn(60, 5).double(), torch.randint(3, (60,))
+    plain = Objective(model, F.cross_entropy, data)
+    smoothed = tacit.difference_target(tacit.techniques.label_smoothing(plain, 0.1), plain)
+    vector = {}
+    for name, part in smoothed.points[0].vectors[0].items():
+        noise = torch.randn_like(part)
+        vector[name] = rest * part.norm() / noise.norm() * noise - part
+    target = tacit.endpoint_target(plain)
+    point = replace(target.points[0], vectors=(vector,))
+    screen = tacit.screen(replace(target, points=(point,)))
+    assert screen.verdict == verdict
+    assert ("label_smoothing was left out" in screen.reason) == (verdict == "nothing")
+
+
 @pytest.mark.slow
 def test_label_smoothing_is_found_at_an_endpoint():
     screen = classifier_screen(940_021, smoothing=0.1, decay=0.02, iterations=3000)

@@ -53,7 +53,7 @@ IMITATION = (
 """Why candidates that explain much are not the answer."""
 SHARED_EXAMPLES = (
     "acts on all layers through the same examples, as the loss of unfinished training does: layers "
-    "cannot test it, and it does not explain what the others leave"
+    "cannot test it, and it leaves more than rounding"
 )
 """Why candidates that depend on the data are left out."""
 
@@ -228,34 +228,34 @@ def screen(
     screened = _screen_equations(write(range(len(regularizers))), kinds, write)
     of_data = {c for c, r in enumerate(regularizers) if r.cost != "weights"}
     left_out = proposals.left_out
-    if _is_due_to_shared_examples(screened, {regularizers[c].name for c in of_data}, target):
+    untested = _due_to_shared_examples(screened, {regularizers[c].name for c in of_data}, target)
+    if untested:
         others = [c for c in range(len(regularizers)) if c not in of_data]
         left_out = left_out | {proposals.candidates[c].family: SHARED_EXAMPLES for c in of_data}
         screened = _screen_equations(
             write(others), [kinds[c] for c in others], lambda cs: write([others[c] for c in cs])
         )
+        reason = f"{screened.reason} {' and '.join(untested)} was left out: it {SHARED_EXAMPLES}."
+        screened = replace(screened, reason=reason)
     return replace(screened, left_out=left_out)
 
 
-def _is_due_to_shared_examples(screened: Screen, of_data: set[str], target: Target) -> bool:
-    """Whether candidates that depend on the data were chosen at an endpoint without good reason.
+def _due_to_shared_examples(screened: Screen, of_data: set[str], target: Target) -> list[str]:
+    """Candidates that depend on the data and were chosen at an endpoint without good reason.
 
     The loss and these candidates act on all layers through the outputs of the same examples, so
     that the layers agree on what they have in common, also where only training is unfinished: the
-    signs of layers are then not random. So these must explain nearly all that the others leave.
+    signs of layers are then not random. Where a classifier fits all examples about equally well,
+    label smoothing explains 99 % of −∇L. So these must leave no more than rounding.
     """
     if (
         screened.fit is None
         or screened.clusters[0] != "layers"
         or target.setting.mode != "endpoint"
+        or _leaves_rounding(screened.fit)
     ):
-        return False
-    chosen = screened.fit.equations
-    columns = [c for c, name in enumerate(chosen.names) if name not in of_data]
-    if len(columns) == len(chosen.names):
-        return False
-    others = fit(chosen.select_columns(columns)).explained if columns else 0.0
-    return 1 - screened.fit.explained > (1 - ENOUGH) * (1 - others)
+        return []
+    return [name for name in screened.fit.strengths if name in of_data]
 
 
 def _target_of(source: Any) -> Target:
