@@ -269,6 +269,35 @@ def test_a_member_that_is_undecided_is_not_named_in_the_verdict():
     assert f"{group.members[0]} (or another of 2 that are alike)" in screen.reason
 
 
+def test_parts_of_a_family_are_tested_without_what_contains_them():
+    """The decay of all matrices less that of some is that of the others, which is found."""
+    parts = []
+    for i in range(10):
+        first, last, target = draw(10 + i, 40, 1), 0.5 * draw(30 + i, 40, 1), 0.01 * draw(i, 80, 1)
+        of_first, of_last = torch.cat([first, 0 * last]), torch.cat([0 * first, last])
+        design = torch.cat([of_first + of_last, of_first, of_last], dim=1)
+        target = target + 0.1 * of_first + 0.25 * of_last
+        parts.append((str(i), 0, 0, torch.cat([design, target], dim=1)))
+    kinds = [("l2", "matrices"), ("l2", "weight_decay[0]"), ("l2", "weight_decay[1]")]
+    tests = GroupTests(equations_of_parts(parts, 3), kinds)
+    assert sorted(map(sorted, tests.groups)) == [[0, 1], [2]]
+    assert max(tests.p_values) < 0.01
+    assert sorted(tests.chosen) == [1, 2]
+
+
+def test_a_member_that_explains_hardly_more_is_not_named():
+    """It beats the other in every epoch, but epochs have more in common than the penalty."""
+    parts = []
+    for i in range(10):
+        column = draw(10 + i, 200, 1)
+        rival, rest = column + 0.05 * draw(30 + i, 200, 1), 0.2 * draw(50 + i, 200, 1)
+        parts.append(("layer", i, 0, torch.cat([column, rival, column + rest], dim=1)))
+    tests = GroupTests(equations_of_parts(parts, 2), [("a", ""), ("b", "")])
+    assert tests.chosen == [0]
+    assert tests.p_beside([0], [1]) < 0.01
+    assert not tests.beats_rivals(0, [0, 1])
+
+
 class Chain(nn.Module):
     """A classifier of ten layers."""
 
