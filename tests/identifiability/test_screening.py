@@ -391,6 +391,7 @@ def test_endpoints_are_the_clusters_where_there_are_several():
         (lambda o: tacit.screen(3), "screen was given a int"),
         (lambda o: tacit.screen(o, cost="free"), "cost"),
         (lambda o: tacit.screen(o, start={"w": torch.zeros(1)}), "no such tensor"),
+        (lambda o: tacit.screen(o, start=params_of(o.model)), "copies from before training"),
         (
             lambda o: tacit.screen(tacit.endpoint_equations(o, tacit.l2()), start={}),
             "equations and start",

@@ -225,9 +225,10 @@ def screen(
     def write(columns: Sequence[int]) -> Equations:
         return target.equations([regularizers[c] for c in columns], known=known)
 
-    screened = _screen_equations(write(range(len(regularizers))), kinds, write)
+    equations = write(range(len(regularizers)))
+    left_out = proposals.left_out | _without_gradient(equations, kinds)
+    screened = _screen_equations(equations, kinds, write)
     of_data = {c for c, r in enumerate(regularizers) if r.cost != "weights"}
-    left_out = proposals.left_out
     untested = _due_to_shared_examples(screened, {regularizers[c].name for c in of_data}, target)
     if untested:
         others = [c for c in range(len(regularizers)) if c not in of_data]
@@ -238,6 +239,19 @@ def screen(
         reason = f"{screened.reason} {' and '.join(untested)} was left out: it {SHARED_EXAMPLES}."
         screened = replace(screened, reason=reason)
     return replace(screened, left_out=left_out)
+
+
+def _without_gradient(equations: Equations, kinds: Sequence[tuple[str, str]]) -> dict[str, str]:
+    """Candidates whose columns are zero, and that this is why they are left out."""
+    norms = System(equations.factor()[:, : len(equations.names)]).norms.tolist()
+    if any(kind == ("distance_to", "") and not n for kind, n in zip(kinds, norms, strict=True)):
+        raise InputError(
+            "start has the values of the weights that are screened, so that the distance to it has "
+            "no gradient: pass copies from before training ({name: p.detach().clone() …}), or "
+            "leave start= out."
+        )
+    zero = [name for name, n in zip(equations.names, norms, strict=True) if not n]
+    return dict.fromkeys(zero, "its gradient is zero at these weights")
 
 
 def _due_to_shared_examples(screened: Screen, of_data: set[str], target: Target) -> list[str]:
