@@ -298,6 +298,20 @@ def test_a_member_that_explains_hardly_more_is_not_named():
     assert not tests.beats_rivals(0, [0, 1])
 
 
+@pytest.mark.parametrize(("other", "verdict"), [(0.0, "answer"), (0.75, "aligned")])
+def test_noise_that_could_hide_another_penalty_leaves_no_answer(other, verdict):
+    """Two groups of draws: no test finds the rest, but a third of the signal is not explained."""
+    parts = []
+    for i in range(10):
+        column, unknown = draw(10 + i, 40, 1), draw(30 + i, 40, 1)
+        noise = 0.5 * draw(50 + i, 40, 2)
+        parts.append((str(i), 0, 0, torch.cat([column, column + other * unknown + noise], dim=1)))
+    screen = tacit.screen(equations_of_parts(parts, 1))
+    assert not any(p.kind == "unexplained" for p in screen.fit.problems)
+    assert screen.verdict == verdict
+    assert ("too large here to say" in screen.reason) == (verdict == "aligned")
+
+
 class Chain(nn.Module):
     """A classifier of ten layers."""
 

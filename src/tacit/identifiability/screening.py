@@ -41,6 +41,9 @@ SAME = 1 - 1e-9
 ENOUGH = CLEARLY_EXPLAINED
 """A part of the target from which confirmed groups are the answer, whatever the rest is."""
 
+LEAST_OF_SIGNAL = 0.9
+"""A part of what is not noise below which confirmed groups are not the answer."""
+
 A_REST = (
     "The rest is more than noise and rounding: a penalty much like this one may act, or training "
     "had not quite finished."
@@ -51,6 +54,11 @@ IMITATION = (
     "these leave more than noise and rounding: another acts, or training had not finished."
 )
 """Why candidates that explain much are not the answer."""
+NOISE = (
+    "The rest may be noise, which is too large here to say that nothing else acts: take more "
+    "draws, or more epochs."
+)
+"""Why candidates are not the answer where noise could hide others."""
 SHARED_EXAMPLES = (
     "acts on all layers through the same examples, as the loss of unfinished training does: layers "
     "cannot test it, and it leaves more than rounding"
@@ -344,11 +352,15 @@ def _judge(chosen: Fit, groups: Sequence[Group], tests: GroupTests) -> tuple[Ver
     digits = 3 if 0.999 <= chosen.explained < ALL else 1
     explained = f"{max(chosen.explained, 0.0):.{digits}%}"
     rest = next((p for p in chosen.problems if p.kind == ProblemKind.UNEXPLAINED), None)
-    only_noise = rest is None and (tests.shows_noise or _leaves_rounding(chosen))
-    if only_noise or chosen.explained >= (ALL if tests.imitates else ENOUGH):
-        more = "" if only_noise else f" {A_REST}"
+    by_noise = tests.shows_noise and chosen.explained >= LEAST_OF_SIGNAL
+    nothing_else = rest is None and (by_noise or _leaves_rounding(chosen))
+    if nothing_else or chosen.explained >= (ALL if tests.imitates else ENOUGH):
+        more = "" if nothing_else else f" {A_REST}"
         return "answer", f"{listed}: confirmed, with {explained} of the target explained.{more}"
-    remedy = IMITATION if rest is None or tests.imitates else rest.remedy
+    if rest is None and tests.shows_noise:
+        remedy = NOISE
+    else:
+        remedy = IMITATION if rest is None or tests.imitates else rest.remedy
     return "aligned", (
         f"Aligned, not the answer: {explained} of the target is explained by {listed}, which is no "
         f"accident. {remedy}"
