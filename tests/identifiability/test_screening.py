@@ -269,6 +269,49 @@ def test_a_member_that_is_undecided_is_not_named_in_the_verdict():
     assert f"{group.members[0]} (or another of 2 that are alike)" in screen.reason
 
 
+def test_parts_of_a_family_are_tested_without_what_contains_them():
+    """The decay of all matrices less that of some is that of the others, which is found."""
+    parts = []
+    for i in range(10):
+        first, last, target = draw(10 + i, 40, 1), 0.5 * draw(30 + i, 40, 1), 0.01 * draw(i, 80, 1)
+        of_first, of_last = torch.cat([first, 0 * last]), torch.cat([0 * first, last])
+        design = torch.cat([of_first + of_last, of_first, of_last], dim=1)
+        target = target + 0.1 * of_first + 0.25 * of_last
+        parts.append((str(i), 0, 0, torch.cat([design, target], dim=1)))
+    kinds = [("l2", "matrices"), ("l2", "weight_decay[0]"), ("l2", "weight_decay[1]")]
+    tests = GroupTests(equations_of_parts(parts, 3), kinds)
+    assert sorted(map(sorted, tests.groups)) == [[0, 1], [2]]
+    assert max(tests.p_values) < 0.01
+    assert sorted(tests.chosen) == [1, 2]
+
+
+def test_a_member_that_explains_hardly_more_is_not_named():
+    """It beats the other in every epoch, but epochs have more in common than the penalty."""
+    parts = []
+    for i in range(10):
+        column = draw(10 + i, 200, 1)
+        rival, rest = column + 0.05 * draw(30 + i, 200, 1), 0.2 * draw(50 + i, 200, 1)
+        parts.append(("layer", i, 0, torch.cat([column, rival, column + rest], dim=1)))
+    tests = GroupTests(equations_of_parts(parts, 2), [("a", ""), ("b", "")])
+    assert tests.chosen == [0]
+    assert tests.p_beside([0], [1]) < 0.01
+    assert not tests.beats_rivals(0, [0, 1])
+
+
+@pytest.mark.parametrize(("other", "verdict"), [(0.0, "answer"), (0.75, "aligned")])
+def test_noise_that_could_hide_another_penalty_leaves_no_answer(other, verdict):
+    """Two groups of draws: no test finds the rest, but a third of the signal is not explained."""
+    parts = []
+    for i in range(10):
+        column, unknown = draw(10 + i, 40, 1), draw(30 + i, 40, 1)
+        noise = 0.5 * draw(50 + i, 40, 2)
+        parts.append((str(i), 0, 0, torch.cat([column, column + other * unknown + noise], dim=1)))
+    screen = tacit.screen(equations_of_parts(parts, 1))
+    assert not any(p.kind == "unexplained" for p in screen.fit.problems)
+    assert screen.verdict == verdict
+    assert ("too large here to say" in screen.reason) == (verdict == "aligned")
+
+
 class Chain(nn.Module):
     """A classifier of ten layers."""
 
@@ -309,6 +352,24 @@ def test_layers_that_share_their_examples_do_not_confirm_what_depends_on_the_dat
     assert any("same examples" in s.left_out.get("label_smoothing", "") for s in screens)
 
 
+@pytest.mark.parametrize(("rest", "verdict"), [(0.0, "answer"), (0.1, "nothing")])
+def test_label_smoothing_at_an_endpoint_leaves_no_rest(rest, verdict):
+    """It explains 99 % where a classifier fits all examples about equally well."""
+    model = Chain(0).double()
+    data = torch.randn(60, 5).double(), torch.randint(3, (60,))
+    plain = Objective(model, F.cross_entropy, data)
+    smoothed = tacit.difference_target(tacit.techniques.label_smoothing(plain, 0.1), plain)
+    vector = {}
+    for name, part in smoothed.points[0].vectors[0].items():
+        noise = torch.randn_like(part)
+        vector[name] = rest * part.norm() / noise.norm() * noise - part
+    target = tacit.endpoint_target(plain)
+    point = replace(target.points[0], vectors=(vector,))
+    screen = tacit.screen(replace(target, points=(point,)))
+    assert screen.verdict == verdict
+    assert ("label_smoothing was left out" in screen.reason) == (verdict == "nothing")
+
+
 @pytest.mark.slow
 def test_label_smoothing_is_found_at_an_endpoint():
     screen = classifier_screen(940_021, smoothing=0.1, decay=0.02, iterations=3000)
@@ -344,6 +405,7 @@ def test_endpoints_are_the_clusters_where_there_are_several():
         (lambda o: tacit.screen(3), "screen was given a int"),
         (lambda o: tacit.screen(o, cost="free"), "cost"),
         (lambda o: tacit.screen(o, start={"w": torch.zeros(1)}), "no such tensor"),
+        (lambda o: tacit.screen(o, start=params_of(o.model)), "copies from before training"),
         (
             lambda o: tacit.screen(tacit.endpoint_equations(o, tacit.l2()), start={}),
             "equations and start",

@@ -20,6 +20,8 @@ ALIKE = 0.7
 """|cosine| of two columns above which their candidates are in one group."""
 SAME_WEIGHTS = 0.1
 """|cosine| of two columns of a group above which they are taken to act on the same weights."""
+SAME_PART = 1e-9
+"""A column whose part along another one is that one to this part contains it, in one family."""
 LEVEL = 0.05
 """Probability of a false claim, over all groups (Holm)."""
 LEAST_ADDED, NEARLY_ALL = 0.01, 0.95
@@ -60,8 +62,7 @@ class GroupTests:
     @cached_property
     def groups(self) -> list[list[int]]:
         """Columns that are connected by cosines above `ALIKE`."""
-        system = System(self.equations.factor()[:, : len(self.names)])
-        alike = system.cosines.abs() > ALIKE
+        alike = self._system.cosines.abs() > ALIKE
         groups: list[list[int]] = []
         for column in range(len(self.names)):
             joined = [g for g in groups if alike[column, g].any()]
@@ -93,8 +94,16 @@ class GroupTests:
         return [c for c in among if c not in group and not self._contains(c, group)]
 
     def _contains(self, column: int, group: Sequence[int]) -> bool:
-        (family, scope), inner = self.kinds[column], [self.kinds[c] for c in group]
-        return not scope and any(other == family and part for other, part in inner)
+        """Whether a column is that of the same family as a member, on its weights and on others."""
+        products = self._system.cosines[column] * self._system.norms[column] / self._system.norms
+        return any(
+            self.kinds[column][0] == self.kinds[c][0] and abs(float(products[c]) - 1) < SAME_PART
+            for c in group
+        )
+
+    @cached_property
+    def _system(self) -> System:
+        return System(self.equations.factor()[:, : len(self.names)])
 
     @cached_property
     def explained(self) -> Callable[[Sequence[int]], float]:
@@ -149,9 +158,8 @@ class GroupTests:
         pairs = list(combinations(group, 2))
         scores = self.held_out([[c, *others] for c in group] + [[*pair, *others] for pair in pairs])
         singles, scores = scores[: len(group)], scores[len(group) :]
-        # Of equal ones that which explains most alone: l2 less l2[biases] is l2[matrices].
-        alone = [self.explained([c]) for c in group]
-        one = max(range(len(group)), key=lambda i: (round(singles[i], 9), round(alone[i], 9)))
+        equal = [i for i, score in enumerate(singles) if max(singles) - score < TIE]
+        one = max(equal, key=lambda i: self._plainness([group[i]], others))
         fair = [
             s >= ALL or self._is_positive(p, others) for p, s in zip(pairs, scores, strict=True)
         ]
@@ -159,22 +167,29 @@ class GroupTests:
         if pairs:
             best = max(doubles)
             equal = [p for p, d in zip(pairs, doubles, strict=True) if best - d < TIE]
-            a, b = max(equal, key=self._plainness)
+            a, b = max(equal, key=lambda pair: self._plainness(pair, others))
             leaves_less = 1 - best <= MOST_LEFT * (1 - singles[one])
             if leaves_less and self._matters(a, [b, *others]) and self._matters(b, [a, *others]):
                 return [a, b]
         return [group[one]]
 
-    def _plainness(self, pair: tuple[int, int]) -> tuple[bool, float, float]:
-        """How easily a pair is read, to choose among pairs that explain the same.
+    def _plainness(
+        self, members: Sequence[int], others: Sequence[int]
+    ) -> tuple[int, bool, float, float]:
+        """How easily members of a group are read, to choose among those that explain the same.
 
-        Whether no strength of the two alone is negative, what they explain alone, and how unlike
-        their columns are: the decays of two layers are read more easily than the decay of both and
-        what one has besides.
+        How few candidates are needed, whether no strength is negative, how unlike the columns are,
+        and what the members explain alone: the decays of two layers are read more easily than the
+        decay of both and what one has besides.
         """
-        cosines = System(self.equations.factor()[:, [*pair]]).cosines
-        alone, unlike = self.explained(pair), -abs(float(cosines[0, 1]))
-        return self._is_positive(pair, []), round(alone, 9), round(unlike, 9)
+        columns = [*members, *others]
+        cosines = self._system.cosines[columns][:, columns].abs().fill_diagonal_(0)
+        return (
+            -len(self._needed(columns)),
+            self._is_positive(columns, []),
+            -round(float(cosines.max()), 9),
+            round(self.explained(members), 9),
+        )
 
     def _is_positive(self, columns: Sequence[int], others: Sequence[int]) -> bool:
         """Whether no strength of some columns is negative, beside the others."""
@@ -190,7 +205,7 @@ class GroupTests:
         Two of one group on the same weights do, such as l2 and the fourth power to the third one,
         and so do those of which one is negative.
         """
-        cosines = System(self.equations.factor()[:, : len(self.names)]).cosines.abs()
+        cosines = self._system.cosines.abs()
         pairs = (pair for g in self.groups for pair in combinations(set(g) & {*self.chosen}, 2))
         same_weights = any(float(cosines[a, b]) > SAME_WEIGHTS for a, b in pairs)
         return same_weights or not self._is_positive(self.chosen, [])
@@ -216,10 +231,12 @@ class GroupTests:
 
     def _matters(self, column: int, others: Sequence[int]) -> bool:
         """Whether a column adds enough to others, and more than chance would."""
+        return self._adds_enough(column, others) and self.p_beside([column], others) <= LEVEL
+
+    def _adds_enough(self, column: int, others: Sequence[int]) -> bool:
         left = 1 - self.explained(others)
         nearly_all = NEARLY_ALL * left if left > 1 - ALL else 1.0
-        enough = self.added(column, others) >= min(LEAST_ADDED, nearly_all)
-        return enough and self.p_beside([column], others) <= LEVEL
+        return self.added(column, others) >= min(LEAST_ADDED, nearly_all)
 
     def added(self, column: int, beside: Sequence[int]) -> float:
         """What a column adds to others to the explained fraction."""
@@ -229,12 +246,15 @@ class GroupTests:
     def beats_rivals(self, column: int, group: Sequence[int]) -> bool:
         """Whether a chosen member of a group beats every other one, by tests corrected by Holm.
 
-        A sum of chosen members is no rival: in place of one of them it gives the same model.
+        It has to add enough to each, too: what epochs have in common is not only the penalty. A
+        sum of chosen members is no rival: in place of one of them it gives the same model.
         """
         rivals = [c for c in group if c not in self.chosen and not self._is_sum_of_chosen(c)]
         others = [c for c in self.chosen if c != column]
         p_values = holm([self.p_beside([column], [rival, *others]) for rival in rivals])
-        return max(p_values, default=0.0) <= LEVEL
+        return max(p_values, default=0.0) <= LEVEL and all(
+            self._adds_enough(column, [rival, *others]) for rival in rivals
+        )
 
     def _is_sum_of_chosen(self, column: int) -> bool:
         factor = self.equations.factor()

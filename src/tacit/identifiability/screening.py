@@ -42,6 +42,9 @@ SAME = 1 - 1e-9
 ENOUGH = CLEARLY_EXPLAINED
 """A part of the target from which confirmed groups are the answer, whatever the rest is."""
 
+LEAST_OF_SIGNAL = 0.9
+"""A part of what is not noise below which confirmed groups are not the answer."""
+
 A_REST = (
     "The rest is more than noise and rounding: a penalty much like this one may act, or training "
     "had not quite finished."
@@ -52,9 +55,14 @@ IMITATION = (
     "these leave more than noise and rounding: another acts, or training had not finished."
 )
 """Why candidates that explain much are not the answer."""
+NOISE = (
+    "The rest may be noise, which is too large here to say that nothing else acts: take more "
+    "draws, or more epochs."
+)
+"""Why candidates are not the answer where noise could hide others."""
 SHARED_EXAMPLES = (
     "acts on all layers through the same examples, as the loss of unfinished training does: layers "
-    "cannot test it, and it does not explain what the others leave"
+    "cannot test it, and it leaves more than rounding"
 )
 """Why candidates that depend on the data are left out."""
 
@@ -226,37 +234,51 @@ def screen(
     def write(columns: Sequence[int]) -> Equations:
         return target.equations([regularizers[c] for c in columns], known=known)
 
-    screened = _screen_equations(write(range(len(regularizers))), kinds, write)
+    equations = write(range(len(regularizers)))
+    left_out = proposals.left_out | _without_gradient(equations, kinds)
+    screened = _screen_equations(equations, kinds, write)
     of_data = {c for c, r in enumerate(regularizers) if r.cost != "weights"}
-    left_out = proposals.left_out
-    if _is_due_to_shared_examples(screened, {regularizers[c].name for c in of_data}, target):
+    untested = _due_to_shared_examples(screened, {regularizers[c].name for c in of_data}, target)
+    if untested:
         others = [c for c in range(len(regularizers)) if c not in of_data]
         left_out = left_out | {proposals.candidates[c].family: SHARED_EXAMPLES for c in of_data}
         screened = _screen_equations(
             write(others), [kinds[c] for c in others], lambda cs: write([others[c] for c in cs])
         )
+        reason = f"{screened.reason} {' and '.join(untested)} was left out: it {SHARED_EXAMPLES}."
+        screened = replace(screened, reason=reason)
     return replace(screened, left_out=left_out)
 
 
-def _is_due_to_shared_examples(screened: Screen, of_data: set[str], target: Target) -> bool:
-    """Whether candidates that depend on the data were chosen at an endpoint without good reason.
+def _without_gradient(equations: Equations, kinds: Sequence[tuple[str, str]]) -> dict[str, str]:
+    """Candidates whose columns are zero, and that this is why they are left out."""
+    norms = System(equations.factor()[:, : len(equations.names)]).norms.tolist()
+    if any(kind == ("distance_to", "") and not n for kind, n in zip(kinds, norms, strict=True)):
+        raise InputError(
+            "start has the values of the weights that are screened, so that the distance to it has "
+            "no gradient: pass copies from before training ({name: p.detach().clone() …}), or "
+            "leave start= out."
+        )
+    zero = [name for name, n in zip(equations.names, norms, strict=True) if not n]
+    return dict.fromkeys(zero, "its gradient is zero at these weights")
+
+
+def _due_to_shared_examples(screened: Screen, of_data: set[str], target: Target) -> list[str]:
+    """Candidates that depend on the data and were chosen at an endpoint without good reason.
 
     The loss and these candidates act on all layers through the outputs of the same examples, so
     that the layers agree on what they have in common, also where only training is unfinished: the
-    signs of layers are then not random. So these must explain nearly all that the others leave.
+    signs of layers are then not random. Where a classifier fits all examples about equally well,
+    label smoothing explains 99 % of −∇L. So these must leave no more than rounding.
     """
     if (
         screened.fit is None
         or screened.clusters[0] != "layers"
         or target.setting.mode != "endpoint"
+        or _leaves_rounding(screened.fit)
     ):
-        return False
-    chosen = screened.fit.equations
-    columns = [c for c, name in enumerate(chosen.names) if name not in of_data]
-    if len(columns) == len(chosen.names):
-        return False
-    others = fit(chosen.select_columns(columns)).explained if columns else 0.0
-    return 1 - screened.fit.explained > (1 - ENOUGH) * (1 - others)
+        return []
+    return [name for name in screened.fit.strengths if name in of_data]
 
 
 def _target_of(source: Any) -> Target:
@@ -331,11 +353,15 @@ def _judge(chosen: Fit, groups: Sequence[Group], tests: GroupTests) -> tuple[Ver
     digits = 3 if 0.999 <= chosen.explained < ALL else 1
     explained = f"{max(chosen.explained, 0.0):.{digits}%}"
     rest = next((p for p in chosen.problems if p.kind == ProblemKind.UNEXPLAINED), None)
-    only_noise = rest is None and (tests.shows_noise or _leaves_rounding(chosen))
-    if only_noise or chosen.explained >= (ALL if tests.imitates else ENOUGH):
-        more = "" if only_noise else f" {A_REST}"
+    by_noise = tests.shows_noise and chosen.explained >= LEAST_OF_SIGNAL
+    nothing_else = rest is None and (by_noise or _leaves_rounding(chosen))
+    if nothing_else or chosen.explained >= (ALL if tests.imitates else ENOUGH):
+        more = "" if nothing_else else f" {A_REST}"
         return "answer", f"{listed}: confirmed, with {explained} of the target explained.{more}"
-    remedy = IMITATION if rest is None or tests.imitates else rest.remedy
+    if rest is None and tests.shows_noise:
+        remedy = NOISE
+    else:
+        remedy = IMITATION if rest is None or tests.imitates else rest.remedy
     return "aligned", (
         f"Aligned, not the answer: {explained} of the target is explained by {listed}, which is no "
         f"accident. {remedy}"
