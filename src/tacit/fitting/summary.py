@@ -88,7 +88,12 @@ def _join_names(names: Iterable[str]) -> str:
 
 
 def percent(part: float) -> str:
-    """A part as a percentage, with more digits where one would round to 0 or 100."""
+    """A part as a percentage, with more digits where one would round to 0 or 100.
+
+    Of a target that is zero no part is known, which is a dash.
+    """
+    if math.isnan(part):
+        return "–"
     for digits in (1, 2, 3):
         text = f"{100 * part:.{digits}f}"
         if float(text) not in (0.0, 100.0):
