@@ -30,14 +30,17 @@ TARGETS = {
 }
 
 
-def summarize(fit: "Fit") -> Summary:
-    """What is explained, what the fit is of, one row per regularizer, error bars and problems."""
+def summarize(fit: "Fit", *, most: int = MAX_ROWS) -> Summary:
+    """What is explained, what the fit is of, one row per regularizer, error bars and problems.
+
+    The table has at most so many rows.
+    """
     notes = (*_error_bars(fit), *_step_errors(fit))
     return Summary(
         title=_title(fit),
         lead=tuple(lead(fit)),
         facts=tuple(_facts(fit).items()),
-        tables=(replace(_table(fit), notes=notes),),
+        tables=(replace(_table(fit, most), notes=notes),),
         numbers=_numbers(fit),
         problems=merge_similar(fit.problems),
         findings=fit.findings,
@@ -165,7 +168,7 @@ def _loss(sources: Sequence["Source"]) -> str:
     return f"{sources[0].loss}{mean}"
 
 
-def _table(fit: "Fit") -> Table:
+def _table(fit: "Fit", most: int) -> Table:
     names, bars = list(fit.strengths), shown_bars(fit)
     errors_by_kind = {kind: each.standard_errors for kind, each in bars.items()}
     columns = (
@@ -176,14 +179,14 @@ def _table(fit: "Fit") -> Table:
         Column("inflation", 11),
     )
     rows: list[tuple[str, ...]] = []
-    for name in names[:MAX_ROWS]:
+    for name in names[:most]:
         strength = f"{fit.strengths[name]:.6g}"
         errors = (_error(by_name[name], kind) for kind, by_name in errors_by_kind.items())
         shown = f"({strength})" if is_doubtful(fit) else strength
         share, inflation = f"{fit.shares[name]:z.4f}", write_number(fit.inflation[name])
         rows.append((name, shown, *errors, share, inflation))
-    if len(names) > MAX_ROWS:
-        rows.append((f"… and {len(names) - MAX_ROWS} more (Fit.strengths has all)",))
+    if len(names) > most:
+        rows.append((f"… and {len(names) - most} more (Fit.strengths has all)",))
     return Table(columns, tuple(rows))
 
 
