@@ -6,11 +6,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from tacit.display import Column, Note, Summary, Table
-from tacit.display.numbers import show_interval
+from tacit.display.numbers import count_of, show_interval
 from tacit.errors import Problem, ProblemKind
 from tacit.fitting.error_bars import KINDS, ErrorBars
 from tacit.fitting.evidence import MIN_EXPLAINED
 from tacit.fitting.halving import scaled_strengths
+from tacit.fitting.shares import column_groups
 from tacit.objective.params import shorten
 
 if TYPE_CHECKING:
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
 MAX_ROWS = 40
 MAX_INTERVALS = 6
+MOST_LISTED = 3
+"""Names in the first sentence, and strengths of a regularizer that are named one by one there."""
 MAX_SIMILAR = 2
 """Problems of one kind that are written out in full."""
 
@@ -50,7 +53,7 @@ def summarize(fit: "Fit", *, most: int = MAX_ROWS) -> Summary:
 
 def lead(fit: "Fit") -> list[str]:
     """The first thing to know about a fit: how much of the target it explains."""
-    candidates = _curves_by_name(fit)
+    candidates = _candidates(fit)
     names = _join_names(candidates)
     if _has_no_signal(fit):
         text = "NO SIGNAL: the target is only noise or rounding; do not interpret the strength of"
@@ -70,23 +73,23 @@ def title_lines(fit: "Fit", *remarks: str) -> list[str]:
     return [lead(fit)[0], *remarks, *problems]
 
 
-def _curves_by_name(fit: "Fit") -> list[str]:
-    """The names of the strengths, with those of a curve as one."""
-    names, listed = list(fit.strengths), []
-    for family in fit.equations.families:
-        own, names = names[: family.size], names[family.size :]
-        listed += (
-            own
-            if family.shape is None
-            else [f"{family.name} ({family.size} knot{'s' * (family.size > 1)})"]
-        )
+def _candidates(fit: "Fit") -> list[str]:
+    """The names of the strengths, with those of a curve, or of one of many strengths, as one."""
+    groups, listed = column_groups(fit.equations), []
+    for family, (label, columns) in zip(fit.equations.families, groups.items(), strict=True):
+        if family.shape is not None:
+            listed.append(f"{family.name} ({count_of(family.size, 'knots')})")
+        elif family.size > MOST_LISTED:
+            listed.append(f"{label} ({family.size} strengths)")
+        else:
+            listed += [fit.equations.names[column] for column in columns]
     return listed
 
 
 def _join_names(names: Iterable[str]) -> str:
     names = list(names)
-    if len(names) > 3:
-        return shorten(names, most=3)
+    if len(names) > MOST_LISTED:
+        return shorten(names, most=MOST_LISTED)
     return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
 
 
