@@ -23,7 +23,9 @@ def main() -> None:
     target = -torch.cat([g.flatten() for g in objective.gradient().values()])
     panels = {"ridge only": [tacit.l2()], "ridge + smooth L1": [tacit.l2(), tacit.smooth_l1(BETA)]}
     plt.rcParams.update({"font.size": 10})
-    figure, axes = plt.subplots(1, 2, figsize=(7.6, 3.9), sharex=True, sharey=True)
+    figure, axes = plt.subplots(
+        1, 2, figsize=(7.6, 3.9), sharex=True, sharey=True, layout="constrained"
+    )
     for axis, (title, candidates) in zip(axes, panels.items(), strict=True):
         fit = tacit.fit(tacit.endpoint_equations(objective, candidates))
         fitted = torch.zeros_like(target)
@@ -44,7 +46,6 @@ def main() -> None:
         f"A network trained with ridge {RIDGE:g} and smooth L1 {LASSO:g}: one dot per parameter",
         fontsize=11,
     )
-    figure.tight_layout()
     figure.savefig(HERE / "matching.png", dpi=110)
 
 

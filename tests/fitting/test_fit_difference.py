@@ -138,6 +138,21 @@ def test_the_summary_says_what_chance_explains():
     assert apart.to_dict()["p_values"]["training"]["r1"] == apart.p_values["training"]["r1"]
 
 
+def test_a_frame_has_a_row_per_strength_with_every_kind_of_error_bars():
+    one, two = (with_bars(fit_of_endpoints(s, [1.0, 2.0]), [0.3, 0.1], 4.0) for s in (1, 2))
+    apart = one.difference(two)
+    frame = apart.to_frame().set_index("name")
+    assert list(frame.index) == ["r0", "r1"]
+    assert list(frame["first"]) == [*one.strengths.values()]
+    assert list(frame["other"]) == [*two.strengths.values()]
+    assert dict(frame["difference"]) == apart.differences
+    for kind in ("training", "sampling"):
+        assert dict(frame[f"{kind}_error"]) == apart.standard_errors[kind]
+        assert dict(frame[f"{kind}_p"]) == apart.p_values[kind]
+        ends = zip(frame[f"{kind}_low"], frame[f"{kind}_high"], strict=True)
+        assert list(ends) == [*apart.intervals()[kind].values()]
+
+
 def test_regularizers_of_only_one_fit_are_named():
     one, two = fit_of_endpoints(9, [1.0, 2.0]), fit_of_endpoints(10, [1.0, 2.0, 3.0])
     apart = one.difference(two)

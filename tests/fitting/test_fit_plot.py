@@ -12,9 +12,10 @@ from torch.nn import functional as F
 
 import tacit
 from tacit import InputError
-from tacit.display import figures
+from tacit.display import figures, render
 from tacit.display.figures import COLUMN
 from tacit.fitting.fit_plot import MOST_COLUMNS, MOST_LAYERS, MOST_ROWS
+from tacit.fitting.layer_table import summarize_layers
 from tacit.reporting.fit_report import describe_strengths
 
 
@@ -333,6 +334,14 @@ def test_layers_with_their_number_in_the_middle_of_the_name_have_labels_of_their
         labels = [label.get_text() for label in axes.get_yticklabels()]
         assert len({*labels}) == len(labels) == 12
         assert any(".11." in label for label in labels)
+
+
+def test_the_part_of_a_target_that_is_zero_is_a_dash():
+    model, X = tanh_mlp(0), random_data(0)[0]
+    fit = tacit.estimate(model, F.mse_loss, (X, model(X).detach()), [tacit.l2()])
+    labels = fit.plot("layers").get_axes()[0].get_yticklabels()
+    assert [label.get_text() for label in labels] == ["0 (–)", "2 (–)"]
+    assert "nan" not in render(summarize_layers(fit))
 
 
 def test_layers_are_refused_where_no_layer_has_equations():

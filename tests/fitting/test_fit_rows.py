@@ -139,7 +139,7 @@ def test_maketables_reads_coefficients_with_the_widest_error_bars():
     assert [extractor.stat(fit, key) for key in ("N", "r2", "rows", "nonsense")] == [
         1, fit.explained, 400, None,
     ]  # fmt: skip
-    assert extractor.default_stat_keys(fit) == ["N", "rows", "r2"]
+    assert extractor.default_stat_keys(fit) == ["N", "rows", "r2", "problems"]
     assert extractor.stat_labels(fit)["r2"] == "Explained"
     assert extractor.depvar(fit) == "−∇L at one point"
 
@@ -163,9 +163,26 @@ def test_maketables_has_no_p_value_where_a_problem_hides_the_strength():
     assert stars == ["", "***"]
 
 
+def test_maketables_has_no_p_value_of_what_a_random_direction_would_add():
+    design, rest = draw(1, 400, 2), 0.05 * draw(3, 400, 1)
+    targets = 2 * design[:, :1] + rest + 1e-4 * draw(2, 400, 8)
+    fit = tacit.fit(equations(design, targets))
+    (problem,) = fit.problems
+    assert (problem.kind, problem.names) == ("weak", ("r1",))
+    frame = fit.__maketables_coef_table__
+    assert abs(frame["t"]["r1"]) > 10
+    assert math.isnan(frame["p"]["r1"])
+    assert frame["p"]["r0"] < 1e-6
+
+
 def test_a_table_of_maketables_has_the_numbers_of_several_fits():
     fits = [noisy_fit((2.0, 0.5)), noisy_fit((1.0,))]
     text = maketables.ETable(fits).make(type="tex")
     for fit in fits:
         assert f"{fit.strengths['r0']:.3f}" in text
     assert "Explained" in text
+    (problems,) = [line for line in text.splitlines() if line.startswith("Problems")]
+    assert problems.split("&")[1:] == [
+        f" {len(fits[0].problems)} ",
+        f" {len(fits[1].problems)} \\\\",
+    ]

@@ -50,6 +50,18 @@ def test_the_first_line_says_how_much_the_regularizers_explain(count, names):
     ]
 
 
+@pytest.mark.parametrize(
+    ("layers", "names"), [(3, "l2[0], l2[1], l2[2] and 1 more"), (4, "l2 (4 strengths) and l1")]
+)
+def test_the_first_line_has_one_name_for_a_regularizer_of_many_strengths(layers, names):
+    torch.manual_seed(0)
+    widths = [torch.nn.Linear(3, 3).double() for _ in range(layers)]
+    model, X = torch.nn.Sequential(*widths), draw(0, 20, 3)
+    fit = tacit.estimate(model, F.mse_loss, (X, X), [tacit.layerwise(tacit.l2()), tacit.l1()])
+    line = " ".join(first_lines(fit))
+    assert line.startswith(f"{names} explain")
+
+
 def test_the_first_line_says_that_there_is_no_signal():
     X, y = torch.eye(2).double(), torch.tensor([[2.0], [4.0]]).double()
     model = torch.nn.Linear(2, 1, bias=False).double()

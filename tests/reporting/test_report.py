@@ -10,6 +10,7 @@ import pytest
 import torch
 from support.page_checks import Tags
 from support.reports import HOSTILE, RESULTS, deep_model, doubtful_fit, good_fit, ridge_model
+from support.systems import draw, equations
 from torch.nn import functional as F
 
 import tacit
@@ -226,3 +227,12 @@ def test_two_figures_on_a_page_share_no_names():
     assert not names[0] & names[1]
     used = set(re.findall(r'href="#([^"]+)"', one)) | set(re.findall(r"url\(#([^)]+)\)", one))
     assert used <= names[0]
+
+
+def test_a_page_has_the_strengths_of_a_hundred_layers(tmp_path):
+    design = draw(1, 400, 100)
+    fit = tacit.fit(equations(design, design.sum(1, keepdim=True)))
+    assert "and 60 more" in fit.summary()
+    text = tacit.report(fit, tmp_path / "report.html").read_text()
+    assert "Fit.strengths has all" not in text
+    assert all(f'">r{i}</th>' in text for i in range(100))

@@ -34,6 +34,13 @@ def test_a_frame_has_a_row_per_model():
     assert frame.loc["control"].to_dict() == vars(FAR)
 
 
+def test_columns_of_a_frame_are_numbers_also_where_some_are_missing():
+    without = replace(VALIDATION, penalised=replace(CLOSE, agreement=None), control=DIVERGED)
+    frame = without.to_frame().drop(columns="model")
+    assert {str(dtype) for dtype in frame.dtypes} == {"float64"}
+    assert frame["agreement"].isna().all()
+
+
 def test_the_figure_compares_both_models_measure_by_measure(tmp_path):
     figure = VALIDATION.plot()
     (axes,) = figure.get_axes()

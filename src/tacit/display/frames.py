@@ -2,6 +2,7 @@
 
 import csv
 import io
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,8 @@ Record = Mapping[str, Any]
 def make_frame(rows: Sequence[Record], last: str = "") -> "DataFrame":
     """One row per record, and a column for every key; what a record does not have is missing.
 
+    None is missing too, so that a column of numbers is one.
+
     Args:
         rows: the records.
         last: the column to put last, which is otherwise where the first record has it.
@@ -26,7 +29,8 @@ def make_frame(rows: Sequence[Record], last: str = "") -> "DataFrame":
         raise InputError(
             "tables are made with pandas, which is not installed: pip install 'tacit[frames]'."
         ) from error
-    return pandas.DataFrame(list(rows), columns=_columns(rows, last))
+    records = [{k: math.nan if v is None else v for k, v in row.items()} for row in rows]
+    return pandas.DataFrame(records, columns=_columns(rows, last))
 
 
 def write_csv(rows: Sequence[Record], last: str = "") -> str:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from tacit.display import Column, Format, Note, Summary, Table, render
+from tacit.display.frames import make_frame
 from tacit.display.numbers import show_interval
 from tacit.equations.sources import Family
 from tacit.errors import InputError, Problem, ProblemKind
@@ -24,6 +25,8 @@ from tacit.fitting.summary import (
 from tacit.objective.params import shorten
 
 if TYPE_CHECKING:
+    from pandas import DataFrame
+
     from tacit.fitting.fits import Fit
 
 LEVEL = 0.05
@@ -113,6 +116,23 @@ class FitDifference:
 
     def _repr_html_(self) -> str:
         return self.summary("html")
+
+    def to_frame(self) -> "DataFrame":
+        """One row per strength, as a DataFrame of pandas.
+
+        `name`, `first`, `other`, `difference`, and for every kind of error bars `…_error`, `…_low`
+        and `…_high`, the ends of the 95 % interval, and `…_p`.
+        """
+        intervals, p_values = self.intervals(), self.p_values
+        rows = []
+        for name, (first, other) in self.strengths.items():
+            row = {"name": name, "first": first, "other": other, "difference": first - other}
+            for kind, errors in self.standard_errors.items():
+                row[f"{kind}_error"] = errors[name]
+                row[f"{kind}_low"], row[f"{kind}_high"] = intervals[kind][name]
+                row[f"{kind}_p"] = p_values[kind][name]
+            rows.append(row)
+        return make_frame(rows)
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain values, ready for JSON; infinite numbers become None."""

@@ -147,8 +147,10 @@ def draw_layers(fit: "Fit") -> "Figure":
     else:
         figure.colorbar(image, ax=axes, label="part explained")
     layers = figures.write_names((layer for layer, _, _ in rows), LONGEST)
-    parts = [f"{layer} ({part:.0%})" for layer, (_, part, _) in zip(layers, rows, strict=True)]
-    axes.set_yticks(range(len(rows)), parts)
+    parts = ["–" if math.isnan(part) else f"{part:.0%}" for _, part, _ in rows]
+    axes.set_yticks(
+        range(len(rows)), [f"{name} ({part})" for name, part in zip(layers, parts, strict=True)]
+    )
     slant = {} if sum(map(len, names)) < 20 else {"rotation": 40, "ha": "left"}
     slant = {"rotation": 90} if len(labels) > MOST_NUMBERS else slant
     axes.set_xticks(range(len(names)), names, **slant)

@@ -3,7 +3,8 @@
 import math
 from typing import TYPE_CHECKING, Any, Literal
 
-from tacit.fitting.fit_difference import HIDING, p_value
+from tacit.errors import ProblemKind
+from tacit.fitting.fit_difference import p_value
 from tacit.fitting.metrics import widest
 from tacit.fitting.shares import column_groups
 from tacit.fitting.summary import shown_bars
@@ -78,10 +79,11 @@ def coefficient_rows(fit: "Fit") -> dict[str, dict[str, float]]:
     """By strength: b, se, t, p and the interval, as packages for tables of regressions name them.
 
     The error bars are the kind that is widest for the strength, without `layers`. There is no p
-    where a problem hides the strength: a small one would be read as a confirmation.
+    where a problem concerns the strength: a small one would be read as a confirmation. Only of
+    noise there may be one, because the error bars contain it.
     """
     intervals = {kind: each for kind, each in fit.intervals().items() if kind != "layers"}
-    hidden = [problem for problem in fit.problems if problem.kind in HIDING]
+    hidden = [problem for problem in fit.problems if problem.kind != ProblemKind.NOISY]
     rows = {}
     for index, (name, strength) in enumerate(fit.strengths.items()):
         kind, error, (low, high), p = (
@@ -107,5 +109,7 @@ def regression_statistic(fit: "Fit", key: str) -> float | int | None:
         return max(source.examples for source in fit.sources)
     if key == "r2":
         return fit.explained
+    if key == "problems":
+        return len(fit.problems)
     plain = {"explained", "cosine", "residual_ratio", "matching_loss", "condition"}
     return getattr(fit, key) if key in plain | {"gradient_norm", "rank", "rows"} else None

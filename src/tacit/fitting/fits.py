@@ -266,7 +266,7 @@ class Fit:
         return make_frame(rows).set_index("Coefficient")
 
     def __maketables_stat__(self, key: str) -> float | int | None:
-        """A statistic for maketables: "N" examples, "r2" (explained), or a number of the fit."""
+        """For maketables: "N" examples, "r2" (explained), "problems", or a number of the fit."""
         return regression_statistic(self, key)
 
     @property
@@ -275,11 +275,11 @@ class Fit:
 
     @property
     def __maketables_default_stat_keys__(self) -> list[str]:
-        return ["N", "rows", "r2"]
+        return ["N", "rows", "r2", "problems"]
 
     @property
     def __maketables_stat_labels__(self) -> dict[str, str]:
-        return {"N": "Examples", "rows": "Equations", "r2": "Explained"}
+        return {"N": "Examples", "rows": "Equations", "r2": "Explained", "problems": "Problems"}
 
     def difference(self, other: "Fit") -> FitDifference:
         """This fit's strengths minus another's, with error bars, and whether chance explains them.

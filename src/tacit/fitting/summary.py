@@ -6,11 +6,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from tacit.display import Column, Note, Summary, Table
-from tacit.display.numbers import show_interval
+from tacit.display.numbers import count_of, show_interval
 from tacit.errors import Problem, ProblemKind
 from tacit.fitting.error_bars import KINDS, ErrorBars
 from tacit.fitting.evidence import MIN_EXPLAINED
 from tacit.fitting.halving import scaled_strengths
+from tacit.fitting.shares import column_groups
 from tacit.objective.params import shorten
 
 if TYPE_CHECKING:
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
 MAX_ROWS = 40
 MAX_INTERVALS = 6
+MOST_LISTED = 3
+"""Names in the first sentence, and strengths of a regularizer that are named one by one there."""
 MAX_SIMILAR = 2
 """Problems of one kind that are written out in full."""
 
@@ -30,14 +33,17 @@ TARGETS = {
 }
 
 
-def summarize(fit: "Fit") -> Summary:
-    """What is explained, what the fit is of, one row per regularizer, error bars and problems."""
+def summarize(fit: "Fit", *, most: int = MAX_ROWS) -> Summary:
+    """What is explained, what the fit is of, one row per regularizer, error bars and problems.
+
+    The table has at most so many rows.
+    """
     notes = (*_error_bars(fit), *_step_errors(fit))
     return Summary(
         title=_title(fit),
         lead=tuple(lead(fit)),
         facts=tuple(_facts(fit).items()),
-        tables=(replace(_table(fit), notes=notes),),
+        tables=(replace(_table(fit, most), notes=notes),),
         numbers=_numbers(fit),
         problems=merge_similar(fit.problems),
         findings=fit.findings,
@@ -47,7 +53,7 @@ def summarize(fit: "Fit") -> Summary:
 
 def lead(fit: "Fit") -> list[str]:
     """The first thing to know about a fit: how much of the target it explains."""
-    candidates = _curves_by_name(fit)
+    candidates = _candidates(fit)
     names = _join_names(candidates)
     if _has_no_signal(fit):
         text = "NO SIGNAL: the target is only noise or rounding; do not interpret the strength of"
@@ -67,28 +73,33 @@ def title_lines(fit: "Fit", *remarks: str) -> list[str]:
     return [lead(fit)[0], *remarks, *problems]
 
 
-def _curves_by_name(fit: "Fit") -> list[str]:
-    """The names of the strengths, with those of a curve as one."""
-    names, listed = list(fit.strengths), []
-    for family in fit.equations.families:
-        own, names = names[: family.size], names[family.size :]
-        listed += (
-            own
-            if family.shape is None
-            else [f"{family.name} ({family.size} knot{'s' * (family.size > 1)})"]
-        )
+def _candidates(fit: "Fit") -> list[str]:
+    """The names of the strengths, with those of a curve, or of one of many strengths, as one."""
+    groups, listed = column_groups(fit.equations), []
+    for family, (label, columns) in zip(fit.equations.families, groups.items(), strict=True):
+        if family.shape is not None:
+            listed.append(f"{family.name} ({count_of(family.size, 'knots')})")
+        elif family.size > MOST_LISTED:
+            listed.append(f"{label} ({family.size} strengths)")
+        else:
+            listed += [fit.equations.names[column] for column in columns]
     return listed
 
 
 def _join_names(names: Iterable[str]) -> str:
     names = list(names)
-    if len(names) > 3:
-        return shorten(names, most=3)
+    if len(names) > MOST_LISTED:
+        return shorten(names, most=MOST_LISTED)
     return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
 
 
 def percent(part: float) -> str:
-    """A part as a percentage, with more digits where one would round to 0 or 100."""
+    """A part as a percentage, with more digits where one would round to 0 or 100.
+
+    Of a target that is zero no part is known, which is a dash.
+    """
+    if math.isnan(part):
+        return "–"
     for digits in (1, 2, 3):
         text = f"{100 * part:.{digits}f}"
         if float(text) not in (0.0, 100.0):
@@ -160,7 +171,7 @@ def _loss(sources: Sequence["Source"]) -> str:
     return f"{sources[0].loss}{mean}"
 
 
-def _table(fit: "Fit") -> Table:
+def _table(fit: "Fit", most: int) -> Table:
     names, bars = list(fit.strengths), shown_bars(fit)
     errors_by_kind = {kind: each.standard_errors for kind, each in bars.items()}
     columns = (
@@ -171,14 +182,14 @@ def _table(fit: "Fit") -> Table:
         Column("inflation", 11),
     )
     rows: list[tuple[str, ...]] = []
-    for name in names[:MAX_ROWS]:
+    for name in names[:most]:
         strength = f"{fit.strengths[name]:.6g}"
         errors = (_error(by_name[name], kind) for kind, by_name in errors_by_kind.items())
         shown = f"({strength})" if is_doubtful(fit) else strength
         share, inflation = f"{fit.shares[name]:z.4f}", write_number(fit.inflation[name])
         rows.append((name, shown, *errors, share, inflation))
-    if len(names) > MAX_ROWS:
-        rows.append((f"… and {len(names) - MAX_ROWS} more (Fit.strengths has all)",))
+    if len(names) > most:
+        rows.append((f"… and {len(names) - most} more (Fit.strengths has all)",))
     return Table(columns, tuple(rows))
 
 

@@ -9,7 +9,7 @@ from tacit.display.figures import write_number
 from tacit.display.numbers import round_with_ends
 from tacit.errors import InputError, ProblemKind
 from tacit.fitting.error_bars import KINDS
-from tacit.fitting.layer_table import summarize_layers
+from tacit.fitting.layer_table import MAX_ROWS, summarize_layers
 from tacit.fitting.metrics import widest
 from tacit.fitting.summary import is_doubtful, lead, merge_similar, percent, summarize
 from tacit.reporting.method import method_section, modes_of, question, target_sentence
@@ -103,7 +103,7 @@ def describe_strengths(fit: "Fit") -> list[str]:
 
 def strengths_section(fit: "Fit", heading: str = "Strengths") -> Section:
     """The table of the summary, with what its columns mean."""
-    summary = summarize(fit)
+    summary = summarize(fit, most=MAX_ROWS)
     (table,) = summary.tables
     table = replace(table, notes=(COLUMNS, *table.notes))
     content = f"{boxed_table(table, heading)}\n{write_numbers(summary)}"
