@@ -5,8 +5,9 @@ import time
 import pytest
 import torch
 from support.models import random_data, tanh_mlp
-from support.processes import number, own, run_processes, share
+from support.processes import mesh_of, number, own, run_processes, share
 from torch import nn
+from torch.distributed.fsdp import fully_shard
 from torch.nn import functional as F
 
 import tacit
@@ -97,6 +98,34 @@ def test_examples_of_two_processes_are_refused_and_equal_sums_are_not(tmp_path):
     for same, other in run_processes(same_and_other_examples, "hybrid on 4", tmp_path):
         assert "4 processes have 2 different first batches" in same
         assert not other
+
+
+def after_an_evaluation(kind):
+    """What one process writes of a model whose rows were whole before: a report in process 0."""
+    model = (
+        fully_shard(tanh_mlp(0), mesh=mesh_of(kind))
+        if "shard" in kind
+        else share(tanh_mlp(0), kind)
+    )
+    rows = own(40, kind)
+    part = DATA[0][rows], DATA[1][rows]
+    model(part[0])
+    fit = tacit.fit(tacit.endpoint_equations(tacit.Objective(model, F.mse_loss, part), tacit.l2()))
+    if number(kind) == 0:
+        tacit.report(fit, "report.html")
+    return fit.strengths
+
+
+@pytest.mark.parametrize("kind", ["copies on 2", "fully_shard on 2"])
+def test_a_report_is_written_by_one_process_of_a_model_that_was_just_run(
+    kind, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    first, second = run_processes(after_an_evaluation, kind, tmp_path)
+    assert first == second
+    alone = tacit.estimate(tanh_mlp(0), F.mse_loss, DATA, tacit.l2())
+    assert first == pytest.approx(alone.strengths, rel=1e-10)
+    assert "is computed by one process" in (tmp_path / "report.html").read_text()
 
 
 def fail_in_one(kind):
