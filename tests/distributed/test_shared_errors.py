@@ -45,7 +45,10 @@ def refusals(kind):
     if not kind.startswith("fully_shard"):
         with torch.no_grad():
             other.module[0].weight[0, 0] += number(kind)
+    norm = share(nn.Sequential(nn.Linear(5, 3), nn.BatchNorm1d(3), nn.Linear(3, 1)).double(), kind)
+    norm(part[0])
     calls = {
+        "statistics": lambda: tacit.Objective(norm, F.mse_loss, part, batch_norm="running"),
         "same data": lambda: tacit.Objective(model, F.mse_loss, DATA),
         "nan in one": lambda: tacit.Objective(model, F.mse_loss, broken, batch_size=8).gradient(),
         "predictions": lambda: objective.predictions({}),
@@ -74,6 +77,7 @@ def test_what_cannot_be_shared_is_refused_in_every_process(kind, tmp_path):
         assert first[name], name
         assert second[name], name
     assert "own part of the data" in first["same data"]
+    assert "torch.distributed.broadcast" in second["statistics"]
     assert "NaN" in second["nan in one"]
     assert "process 1 of 2 stopped with" in first["nan in one"]
     if "whole parameters" in first:
