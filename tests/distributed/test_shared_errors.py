@@ -63,6 +63,9 @@ def refusals(kind):
                 regularizers.distance_to(dict(kept.named_parameters()))
             ),
             "file": lambda: target.save("nowhere.safetensors"),
+            "curvature of matrices": lambda: target.equations(
+                regularizers.gradient_norm(objective, known={regularizers.nuclear_norm(): 0.1})
+            ),
             "other candidates": lambda: target.equations(tacit.smooth_l1(0.1 + number(kind))),
             "other known": lambda: target.equations(tacit.l1(), known={tacit.l2(): number(kind)}),
             "diagonal": lambda: target.equations(regularizers.diagonal(scope="0.bias")),
@@ -83,6 +86,7 @@ def test_what_cannot_be_shared_is_refused_in_every_process(kind, tmp_path):
     if "whole parameters" in first:
         assert "square is a function of all parameters" in first["whole parameters"]
         assert "save equations" in first["file"]
+        assert "whole matrices" in first["curvature of matrices"]
         assert "process 1 has ['smooth_l1 (smooth_l1(beta=1.1))']" in first["other candidates"]
         assert "known=['l2 (l2): 1']" in second["other known"]
 
