@@ -5,8 +5,9 @@ import time
 import pytest
 import torch
 from support.models import random_data, tanh_mlp
-from support.processes import number, own, run_processes, share
+from support.processes import mesh_of, number, own, run_processes, share
 from torch import nn
+from torch.distributed.fsdp import fully_shard
 from torch.nn import functional as F
 
 import tacit
@@ -44,7 +45,10 @@ def refusals(kind):
     if not kind.startswith("fully_shard"):
         with torch.no_grad():
             other.module[0].weight[0, 0] += number(kind)
+    norm = share(nn.Sequential(nn.Linear(5, 3), nn.BatchNorm1d(3), nn.Linear(3, 1)).double(), kind)
+    norm(part[0])
     calls = {
+        "statistics": lambda: tacit.Objective(norm, F.mse_loss, part, batch_norm="running"),
         "same data": lambda: tacit.Objective(model, F.mse_loss, DATA),
         "nan in one": lambda: tacit.Objective(model, F.mse_loss, broken, batch_size=8).gradient(),
         "predictions": lambda: objective.predictions({}),
@@ -59,6 +63,9 @@ def refusals(kind):
                 regularizers.distance_to(dict(kept.named_parameters()))
             ),
             "file": lambda: target.save("nowhere.safetensors"),
+            "curvature of matrices": lambda: target.equations(
+                regularizers.gradient_norm(objective, known={regularizers.nuclear_norm(): 0.1})
+            ),
             "other candidates": lambda: target.equations(tacit.smooth_l1(0.1 + number(kind))),
             "other known": lambda: target.equations(tacit.l1(), known={tacit.l2(): number(kind)}),
             "diagonal": lambda: target.equations(regularizers.diagonal(scope="0.bias")),
@@ -73,11 +80,13 @@ def test_what_cannot_be_shared_is_refused_in_every_process(kind, tmp_path):
         assert first[name], name
         assert second[name], name
     assert "own part of the data" in first["same data"]
+    assert "torch.distributed.broadcast" in second["statistics"]
     assert "NaN" in second["nan in one"]
     assert "process 1 of 2 stopped with" in first["nan in one"]
     if "whole parameters" in first:
         assert "square is a function of all parameters" in first["whole parameters"]
         assert "save equations" in first["file"]
+        assert "whole matrices" in first["curvature of matrices"]
         assert "process 1 has ['smooth_l1 (smooth_l1(beta=1.1))']" in first["other candidates"]
         assert "known=['l2 (l2): 1']" in second["other known"]
 
@@ -97,6 +106,34 @@ def test_examples_of_two_processes_are_refused_and_equal_sums_are_not(tmp_path):
     for same, other in run_processes(same_and_other_examples, "hybrid on 4", tmp_path):
         assert "4 processes have 2 different first batches" in same
         assert not other
+
+
+def after_an_evaluation(kind):
+    """What one process writes of a model whose rows were whole before: a report in process 0."""
+    model = (
+        fully_shard(tanh_mlp(0), mesh=mesh_of(kind))
+        if "shard" in kind
+        else share(tanh_mlp(0), kind)
+    )
+    rows = own(40, kind)
+    part = DATA[0][rows], DATA[1][rows]
+    model(part[0])
+    fit = tacit.fit(tacit.endpoint_equations(tacit.Objective(model, F.mse_loss, part), tacit.l2()))
+    if number(kind) == 0:
+        tacit.report(fit, "report.html")
+    return fit.strengths
+
+
+@pytest.mark.parametrize("kind", ["copies on 2", "fully_shard on 2"])
+def test_a_report_is_written_by_one_process_of_a_model_that_was_just_run(
+    kind, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    first, second = run_processes(after_an_evaluation, kind, tmp_path)
+    assert first == second
+    alone = tacit.estimate(tanh_mlp(0), F.mse_loss, DATA, tacit.l2())
+    assert first == pytest.approx(alone.strengths, rel=1e-10)
+    assert "is computed by one process" in (tmp_path / "report.html").read_text()
 
 
 def fail_in_one(kind):

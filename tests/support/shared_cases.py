@@ -62,6 +62,7 @@ def families(kind: str) -> dict[str, Any]:
         "curve": lambda o: [regularizers.spline(5)],
         "distance": lambda o: [regularizers.distance_to(reference()), tacit.l2()],
         "gradient": lambda o: [regularizers.gradient_norm(o), tacit.l2()],
+        "norm": lambda o: [regularizers.gradient_norm(o, power=1), tacit.l2()],
         "known": lambda o: [tacit.smooth_l1(0.05)],
     }
 

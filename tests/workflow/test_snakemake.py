@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 from support.pages import ROOT
 from support.slurm import one_node_slurm, run, wait_for, why_not
 
@@ -17,12 +18,12 @@ SOON = ("--seconds-between-status-checks=1", "--slurm-init-seconds-before-status
 SMALL = ("--default-resources", "mem_mb=1500", "cpus_per_task=1", "runtime=10")
 
 
-def snakemake(folder, profile, *options, figures=FIGURES):
+def snakemake(folder, profile, *options, figures=FIGURES, config=()):
     """Begin Snakemake in a folder, with the profile of the project."""
     command = [
         sys.executable, "-m", "snakemake", "--snakefile", str(ROOT / "workflow/Snakefile"),
         "--profile", str(ROOT / "workflow/profiles" / profile), "--directory", str(folder),
-        *options, "--config", f"figures={','.join(figures)}",
+        *options, "--config", f"figures={','.join(figures)}", *config,
     ]  # fmt: skip
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     environment = {**os.environ, "PATH": path, "OMP_NUM_THREADS": "1"}
@@ -54,6 +55,16 @@ def test_jobs_on_this_machine_end_with_the_rows_of_one_process(tmp_path):
     assert result.rows.equals(rows_in_one_process("tradeoff", tmp_path))
     assert (folder / "results/index.html").exists()
     assert marks(folder) == ["0-1", "1-2"]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(torch.cuda.is_available(), reason="of machines without a GPU")
+def test_jobs_for_gpus_are_planned_on_a_machine_without_one(tmp_path):
+    folder = tmp_path / "work"
+    folder.mkdir()
+    log = finish(snakemake(folder, "slurm", "--dry-run", config=["device=cuda"]), folder)
+    for rule in ("rule units", "rule figure", "rule page"):
+        assert rule in log
 
 
 @pytest.fixture

@@ -76,7 +76,7 @@ def matched_gradients(fit: "Fit") -> tuple[Tensor, Tensor, int]:
     Rows at kinks, which are in no equation, are left out.
     """
     origin = origin_of(fit, "plot('gradients')")
-    check_alone(origin.setting.ranks, "plot('gradients')", shards_only=True)
+    check_alone(origin.setting.ranks, "plot('gradients')")
     bound = origin.bind()
     vectors = _target_again(origin, bound, fit).points[0].vectors
     every = max(1, math.ceil(fit.rows / MOST_READ))

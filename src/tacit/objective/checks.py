@@ -28,6 +28,7 @@ from tacit.objective.models import is_batch_norm, without_statistics
 from tacit.objective.params import Params, fingerprint, same_buffers
 from tacit.objective.parts import PART_ERRORS, Derive, Evaluate, check_parts
 from tacit.objective.passes import Passes
+from tacit.objective.ranks import Ranks
 
 PROBE_EXAMPLES = 256
 """Number of examples in the probe, if batches can be sliced."""
@@ -65,13 +66,19 @@ def check_shared(passes: Passes, params: Params) -> None:
             "those that have the same rows of parameters. A DistributedSampler repeats examples "
             "where they do not divide evenly."
         )
+    _check_copies(ranks, ranks.part, params, "weights: load the same in all, or train together")
+    remedy = "running statistics: for b in model.buffers(): torch.distributed.broadcast(b, src=0)"
+    _check_copies(ranks, 0, getattr(params, "buffers", {}), remedy)
+
+
+def _check_copies(ranks: Ranks, part: int, tensors: Params, needed: str) -> None:
+    """Refuse tensors that are not the same in all processes with the same part of them."""
     copies: dict[int, Tensor] = {}
-    for number, (part, numbers) in enumerate(ranks.gather((ranks.part, fingerprint(params)))):
+    for number, (other, numbers) in enumerate(ranks.gather((part, fingerprint(tensors)))):
         here = torch.tensor(numbers, dtype=torch.float64)
-        if not torch.allclose(copies.setdefault(part, here), here, rtol=1e-6, atol=0.0):
+        if not torch.allclose(copies.setdefault(other, here), here, rtol=1e-6, atol=0.0):
             raise InputError(
-                f"process {number} has other weights than the process before that shares them: "
-                "load the same weights in all, or train them together."
+                f"process {number} differs from one before it, which should have the same {needed}."
             )
 
 

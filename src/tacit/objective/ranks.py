@@ -223,6 +223,7 @@ def on_its_ranks(function: Callable[Arguments, Value]) -> Callable[Arguments, Va
 
 def ranks_of(model: nn.Module) -> Ranks:
     """The processes that share a model; only this one where it is not distributed."""
+    reshard(model)
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     sharded: list[Any] = [p for p in model.parameters() if is_sharded(p)]
     meshes = {p.device_mesh: p for p in sharded}

@@ -413,6 +413,11 @@ def separable(
         )
 
     def total(params: Params) -> Tensor:
+        if not by_row and current_ranks().shards is not None:
+            raise InputError(
+                f"the value of {name} is of whole matrices, of which each process has some rows: "
+                "leave it out of known= where its second derivatives are needed."
+            )
         in_scope = covered(params, whole=False)  # `layerwise` passes only one layer's parameters
         return torch.stack([value(params[n], n) for n in in_scope]).sum().reshape(1)
 

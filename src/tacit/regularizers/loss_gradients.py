@@ -13,7 +13,7 @@ from tacit.objective import derivatives
 from tacit.objective.batches import needs_batch_size
 from tacit.objective.deriving import has_technique
 from tacit.objective.objective import Objective
-from tacit.objective.params import Params, Scope, norm, select, shorten
+from tacit.objective.params import Params, Scope, norm, select, shorten, sum_over_parts
 from tacit.regularizers.data_dependent import streamed_value
 from tacit.regularizers.family import (
     Columns,
@@ -397,7 +397,8 @@ class _Norm(NamedTuple):
 
     def second(self, g: Params, direction: Params) -> Params:
         size = norm(g)
-        along = sum(float((t / size * direction[n]).sum()) for n, t in g.items())
+        products = {n: float((t / size * direction[n]).sum()) for n, t in g.items()}
+        along = sum(sum_over_parts(products).values())
         return {n: (direction[n] - along * t / size) / size for n, t in g.items()}
 
 
