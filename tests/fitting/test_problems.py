@@ -434,3 +434,18 @@ def test_all_negative_strengths_are_one_problem():
     (problem,) = fit.problems
     assert problem.names == fit.equations.names
     assert "comes out as -1, -1, -1, -1, -1, -1 and 4 more" in problem.message
+
+
+def test_a_strength_that_rounding_changes_is_reported_also_where_it_explains_nearly_all():
+    """Explained by 99 %, so that there is a signal; but rounding is half as large as the target."""
+    column = draw(3, 12)
+    target = column + 0.1 * draw(4, 12)
+    system = equations(column[:, None], target)
+    length = float(target.norm())
+
+    def kinds(part):
+        blocks = tuple(replace(block, floor=part * length) for block in system.blocks)
+        return [problem.kind for problem in tacit.fit(replace(system, blocks=blocks)).problems]
+
+    assert kinds(0.5) == [ProblemKind.NOISY]  # 0.5/√12 is 14 % of the target
+    assert ProblemKind.NOISY not in kinds(0.1)  # 3 %

@@ -34,6 +34,8 @@ CLEARLY_EXPLAINED = 0.95
 """Explained fraction above which even a small target is a signal: rounding follows no column."""
 MAX_NOISE, NOISY = 0.5, 0.15
 """Noise as a part of ‖target‖²: above MAX_NOISE there is no signal, above NOISY it is noisy."""
+ROUNDED = 0.05
+"""Part of the target by which rounding may change a contribution before it is reported."""
 COLUMN_NOISE = 0.6
 """Noise as a part of a column's square, beside the other columns: above, it is mostly noise."""
 FEWEST_GROUPS = 4

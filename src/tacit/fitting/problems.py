@@ -163,6 +163,27 @@ def _noisy(e: Evidence) -> Iterator[Finding]:
 
 @row(
     ProblemKind.NOISY,
+    "The target's norm {length:.2g} is not far above rounding ({floor:.2g}): {shown} may be off by "
+    "about {part:.0%} of the target.",
+    "Evaluate in float64, with sums in float64 too (accumulate=).",
+)
+def _near_rounding(e: Evidence) -> Iterator[Finding]:
+    """Rounding may change what a regularizer explains by more than {ROUNDED:.0%} of the target.
+
+    This is its standard error if rounding is spread evenly over the equations.
+    """
+    floor = e.equations.floor
+    if e.underdetermined or not e.target_norm:
+        return
+    parts = (e.system.inflation / e.equations.rows).sqrt() * floor / e.target_norm
+    rounded = torch.nonzero((parts > evidence.ROUNDED) & parts.isfinite())[:, 0].tolist()
+    if rounded:
+        numbers = {"length": e.target_norm, "floor": floor, "part": float(parts[rounded].max())}
+        yield _names(e, rounded), numbers
+
+
+@row(
+    ProblemKind.NOISY,
     "About {noise:.0%} of the target's squared norm is sampling noise of these {count:,} examples: "
     "on other examples, no regularizer can explain more than about {ceiling:.0%}.",
     "Use more examples, or compare the explained fraction with this limit. If the model was "
