@@ -19,8 +19,8 @@ from tacit.regularizers.family import Regularizer
 PAIRS, GROUPS = 16, 4
 """Pairs of batches whose own steps are looked at, at most, and groups of them, which show how
 uncertain the answer is."""
-CLEAR = 2.0
-"""How many of its standard errors a step error must have to count."""
+CLEAR = 1.0
+"""How many of its standard errors a step error must exceed to count."""
 PART, SMALL = 0.5, 0.02
 """A step error is a Problem above these parts of half an interval, and of the strength."""
 
