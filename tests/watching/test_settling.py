@@ -302,6 +302,18 @@ def test_training_the_original_is_refused_and_undone():
         assert state_of(model, optimizer) == before
 
 
+def test_an_epoch_that_sets_its_own_rate_is_refused():
+    """The rate would not be the one that error bars are for: they compare two."""
+    model, optimizer = trained()
+
+    def with_rate(model, optimizer):
+        optimizer.param_groups[0]["lr"] = 0.05
+        train_epoch(model, optimizer)
+
+    with pytest.raises(tacit.InputError, match=r"from \[0\.01.*\] to \[0\.05\].*pass rate="):
+        tacit.settle(objective_of(model), tacit.l2(), optimizer, with_rate)
+
+
 def test_nothing_changes_where_an_epoch_fails():
     model, optimizer = trained(torch.optim.AdamW, lr=0.01)
     before = state_of(model, optimizer)

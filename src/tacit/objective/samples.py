@@ -24,6 +24,8 @@ class Units:
     """How many of them a batch has; 1 where they are batches themselves."""
     choose: Callable[[Tensor], Batches]
     """choose(numbers) returns the batches of these units alone."""
+    indexed: bool = True
+    """Whether units are read alone; of an iterable, all before them are read, too."""
 
 
 def units_of(objective: Objective) -> Units:
@@ -69,7 +71,9 @@ def _units(objective: Objective) -> Units:
     if isinstance(data, Sequence):
         return Units(len(data), 1, lambda numbers: _listed([data[i] for i in numbers.tolist()]))
     count = sum(1 for _ in data)
-    return Units(count, 1, lambda numbers: _listed(_Chosen(data, {*numbers.tolist()})))
+    return Units(
+        count, 1, lambda numbers: _listed(_Chosen(data, {*numbers.tolist()})), indexed=False
+    )
 
 
 def _units_of_loader(loader: DataLoader, *, shuffled: bool) -> Units:

@@ -1,12 +1,13 @@
 """A row of a watch: the equations of some windows of training, and their fit."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 from tacit.equations.equations import Equations
 from tacit.fitting.fits import Fit, fit
+from tacit.watching.step_errors import with_step_problem
 
 
 @dataclass(frozen=True)
@@ -20,11 +21,16 @@ class WatchRow:
     examples: int
     """On how many examples, or whole batches, ∇L was taken in all."""
     equations: Equations
+    step_errors: Mapping[str, float] = field(default_factory=dict)
+    """How far finite steps move the strengths, where that is clear (not where ∇L is of samples)."""
 
     @cached_property
     def fit(self) -> Fit:
-        """The fit, with error bars from the disagreement of the observed windows."""
-        return fit(self.equations)
+        """The fit, with error bars from the disagreement of the observed windows.
+
+        A Problem says where finite steps move a strength by more than that.
+        """
+        return with_step_problem(fit(self.equations), self.step_errors)
 
     def metrics(self, prefix: str = "tacit/") -> dict[str, float]:
         """The fit as flat numbers for a logger; see `Fit.to_metrics`."""
@@ -32,7 +38,7 @@ class WatchRow:
 
     def state_dict(self) -> dict[str, Any]:
         """The row as plain values and tensors."""
-        plain = {"update": self.update, "window": self.window, "examples": self.examples}
+        plain = {name: value for name, value in vars(self).items() if name != "fit"}
         return plain | {"equations": self.equations.state_dict()}
 
     @classmethod

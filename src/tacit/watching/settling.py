@@ -141,10 +141,16 @@ def _train_one(train_epoch: TrainEpoch, model: nn.Module, optimizer: Optimizer) 
         updates += any(parameter.grad is not None for parameter in model.parameters())
 
     hook = optimizer.register_step_pre_hook(count)
+    rates = [float(group["lr"]) for group in optimizer.param_groups]
     try:
         train_epoch(model, optimizer)
     finally:
         hook.remove()
+    if (changed := [float(group["lr"]) for group in optimizer.param_groups]) != rates:
+        raise InputError(
+            f"train_epoch changed the learning rates of the copy from {rates} to {changed}: leave "
+            "rates and schedules out of it, and pass rate= to settle."
+        )
     return updates
 
 

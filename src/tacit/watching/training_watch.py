@@ -33,6 +33,7 @@ from tacit.watching.changes import find_changes
 from tacit.watching.clock import Clock
 from tacit.watching.rows import WatchRow
 from tacit.watching.schedule import MOST, Schedule
+from tacit.watching.step_errors import step_errors
 from tacit.watching.watch_plot import draw_watch
 from tacit.watching.watch_text import summarize_watch, watch_rows
 
@@ -205,9 +206,8 @@ class Watch:
         """Go on from `state_dict`, after the model and the optimizer were restored."""
         before, now = state.get("made_with", []), self._made_with()
         if before != now:
-            others, missing = (
-                [x for x in a if x not in b] for a, b in [(before, now), (now, before)]
-            )
+            others = [item for item in before if item not in now]
+            missing = [item for item in now if item not in before]
             raise InputError(
                 f"the state is of a watch with {shorten(others or before) or 'nothing'}, and this "
                 f"one has {shorten(missing or now)}: make it for the same model, with the same "
@@ -370,8 +370,13 @@ class Watch:
         target = _join([o.target for o in observed])
         equations = target.equations(self._regularizers, known=self._known or None)
         examples = sum(o.examples for o in observed)
+        batch = self._units.per_batch if self._steps else self._units.count / self.position
+        errors = step_errors(
+            observed[-1].target, self._regularizers, self._objective, self._units, self._inner,
+            batch=batch, updates=self.position,
+        )  # fmt: skip
         window = self._schedule.window
-        row = WatchRow(self.updates, window, examples, replace(equations, origin=None))
+        row = WatchRow(self.updates, window, examples, replace(equations, origin=None), errors)
         self.rows.append(row)
         if self._log is not None:
             self._log(row)
@@ -425,6 +430,7 @@ def watch(  # noqa: PLR0913 # what is watched, then keyword options
 
     with ∇L over a sample of its own of the data. A row is their fit. Their disagreement gives its
     error bars, of kind "sampling" where the samples are parts of the data, and else of "training".
+    What large steps add is not in them: a Problem says so.
 
     Training is bitwise the same as without: nothing of the model, the optimizer, the gradients or
     the random state is changed.
