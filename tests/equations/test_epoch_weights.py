@@ -3,6 +3,7 @@
 import pytest
 import torch
 from support.models import random_data, tanh_mlp
+from support.systems import draw
 from torch import nn
 from torch.nn import functional as F
 
@@ -166,3 +167,15 @@ def test_layer_norm_ignores_the_length_of_a_matrix_and_not_of_its_rows():
     point = objective.point()
     across = {name: torch.zeros_like(p) for name, p in point.items()}
     assert find_scale_free(objective, point, across, set()) == {"0.weight": False}
+
+
+def test_a_loss_that_is_the_same_at_twice_the_length_by_chance_depends_on_it():
+    model = nn.Linear(2, 1, bias=False).double()
+    model.weight.data = torch.tensor([[1.0, 0.5]]).double()
+    X = draw(5, 30, 2)
+    y = 1.5 * model(X).detach()  # an error of half the output, at once and twice the length
+    objective = tacit.Objective(model, F.mse_loss, (X, y))
+    across = {"weight": torch.tensor([[0.5, -1.0]]).double()}
+    length_matters = set()
+    assert find_scale_free(objective, dict(objective.params), across, length_matters) == {}
+    assert length_matters == {"weight"}

@@ -41,14 +41,22 @@ def find_scale_free(
             break
         factors = torch.linspace(0.5, 2.0, len(weights), dtype=weights.dtype)
         by_row = factors.view(-1, *[1] * (weights.ndim - 1)).to(weights.device)
-        for rows, factor in {False: 2.0, True: by_row}.items():
-            moved = same_buffers({**params, name: params[name] * factor}, params)
-            if not math.isclose(objective.loss_of_few(moved), loss, rel_tol=SAME):
+        # Two lengths, because the loss may be the same at one by chance.
+        for rows, lengths in {False: (2.0, 0.5), True: (by_row,)}.items():
+            if not all(_is_same_loss(objective, params, name, factor, loss) for factor in lengths):
                 break
             row_by_row[name] = rows
         if name not in row_by_row:
             length_matters.add(name)
     return row_by_row
+
+
+def _is_same_loss(
+    objective: Objective, params: Params, name: str, factor: Tensor | float, loss: float
+) -> bool:
+    """Whether the loss on a few examples stays the same if a matrix is multiplied by a factor."""
+    moved = same_buffers({**params, name: params[name] * factor}, params)
+    return math.isclose(objective.loss_of_few(moved), loss, rel_tol=SAME)
 
 
 def without_lengthening(
