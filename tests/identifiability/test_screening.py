@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 import tacit
 from tacit import InputError, Objective
+from tacit.equations import target as target_module
 from tacit.identifiability.group_tests import GroupTests
 from tacit_paper.minimising import minimise
 
@@ -211,6 +212,20 @@ def test_rows_of_the_table_agree_with_fits(ridge_screen):
     assert row.interval == pytest.approx(alone.intervals()["layers"]["power"], rel=1e-5)
     chosen = next(row for row in ridge_screen.table if row.chosen)
     assert chosen.added == pytest.approx(chosen.alone) == pytest.approx(1.0)
+
+
+def test_only_the_chosen_candidates_are_diagnosed(monkeypatch):
+    """What takes several times as long as the equations themselves is done for the fit alone."""
+    calls = []
+    whole = target_module.find_near_zero
+
+    def count(candidates, *args, **at_point):
+        calls.append([r.name for r in candidates.estimated])
+        return whole(candidates, *args, **at_point)
+
+    monkeypatch.setattr(target_module, "find_near_zero", count)
+    tacit.screen(network(ridge(0.01))[0])
+    assert calls == [["l2"]]
 
 
 def test_the_summary_names_the_verdict_and_the_group(ridge_screen):

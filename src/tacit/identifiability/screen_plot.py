@@ -14,7 +14,7 @@ MOST_ROWS, MOST_MEMBERS = 14, 4
 """Candidates that are drawn, and of each group."""
 HEIGHT = 0.19
 """Inches of a candidate."""
-LONGEST = 24
+LONGEST = 26
 """Letters of a name."""
 
 
