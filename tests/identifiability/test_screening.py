@@ -313,6 +313,19 @@ def test_a_member_that_explains_hardly_more_is_not_named():
     assert not tests.beats_rivals(0, [0, 1])
 
 
+def test_a_small_part_counts_only_where_nothing_is_noise():
+    """Where draws show noise, a part of 0.4 % that completes the answer may be noise as well."""
+    for noise, chosen in ((0.0, [0, 1]), (0.02, [0])):
+        parts = []
+        for i in range(10):
+            columns = torch.cat([draw(10 + i, 40, 1), draw(30 + i, 40, 1)], dim=1)
+            target = columns @ torch.tensor([[1.0], [0.06]]).double()
+            targets = target + noise * draw(50 + i, 40, 2) if noise else target
+            parts.append((str(i), 0, 0, torch.cat([columns, targets], dim=1)))
+        tests = GroupTests(equations_of_parts(parts, 2), [("a", ""), ("b", "")])
+        assert sorted(tests.chosen) == chosen
+
+
 @pytest.mark.parametrize(("other", "verdict"), [(0.0, "answer"), (0.75, "aligned")])
 def test_noise_that_could_hide_another_penalty_leaves_no_answer(other, verdict):
     """Two groups of draws: no test finds the rest, but a third of the signal is not explained."""
