@@ -54,6 +54,13 @@ def test_bars_are_as_long_as_what_candidates_explain_alone(tmp_path):
     assert_ready_for_print(figure, tmp_path)
 
 
+def test_widths_of_the_same_family_can_be_told_apart():
+    names = ["smooth_l1(0.01)[matrices]", "smooth_l1(0.1)[matrices]"]
+    rows = [ScreenRow(name, 1, 0.5, 0.1, 0.4, 0.5, 1.0, None, False) for name in names]
+    (axes,) = make_screen(rows, (Group(tuple(names), 0.5, False, ()),)).plot().get_axes()
+    assert [label.get_text() for label in axes.get_yticklabels()] == names
+
+
 def test_a_figure_of_many_candidates_with_long_names_is_ready_for_print(tmp_path):
     names = [f"explicit_dropout[transformer.blocks.{i}.attention]" for i in range(30)]
     rows = [

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 import tacit
 from tacit import InputError, Objective
+from tacit.equations import target as target_module
 from tacit.identifiability.group_tests import GroupTests
 from tacit_paper.minimising import minimise
 
@@ -213,6 +214,20 @@ def test_rows_of_the_table_agree_with_fits(ridge_screen):
     assert chosen.added == pytest.approx(chosen.alone) == pytest.approx(1.0)
 
 
+def test_only_the_chosen_candidates_are_diagnosed(monkeypatch):
+    """What takes several times as long as the equations themselves is done for the fit alone."""
+    calls = []
+    whole = target_module.find_near_zero
+
+    def count(candidates, *args, **at_point):
+        calls.append([r.name for r in candidates.estimated])
+        return whole(candidates, *args, **at_point)
+
+    monkeypatch.setattr(target_module, "find_near_zero", count)
+    tacit.screen(network(ridge(0.01))[0])
+    assert calls == [["l2"]]
+
+
 def test_the_summary_names_the_verdict_and_the_group(ridge_screen):
     text = str(ridge_screen)
     assert text.startswith("l2: confirmed, with 100.0% of the target explained.")
@@ -296,6 +311,19 @@ def test_a_member_that_explains_hardly_more_is_not_named():
     assert tests.chosen == [0]
     assert tests.p_beside([0], [1]) < 0.01
     assert not tests.beats_rivals(0, [0, 1])
+
+
+def test_a_small_part_counts_only_where_nothing_is_noise():
+    """Where draws show noise, a part of 0.4 % that completes the answer may be noise as well."""
+    for noise, chosen in ((0.0, [0, 1]), (0.02, [0])):
+        parts = []
+        for i in range(10):
+            columns = torch.cat([draw(10 + i, 40, 1), draw(30 + i, 40, 1)], dim=1)
+            target = columns @ torch.tensor([[1.0], [0.06]]).double()
+            targets = target + noise * draw(50 + i, 40, 2) if noise else target
+            parts.append((str(i), 0, 0, torch.cat([columns, targets], dim=1)))
+        tests = GroupTests(equations_of_parts(parts, 2), [("a", ""), ("b", "")])
+        assert sorted(tests.chosen) == chosen
 
 
 @pytest.mark.parametrize(("other", "verdict"), [(0.0, "answer"), (0.75, "aligned")])

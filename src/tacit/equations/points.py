@@ -37,6 +37,9 @@ class Setting:
     `Equations.means` are written; 0 for none."""
     every: int = 1
     """One of so many points has equations with other families (`Equations.alternatives`)."""
+    diagnosed: bool = True
+    """Whether equations have what problems of a fit name: other families, and weights near zero.
+    Both take longer than the equations, and tests of many candidates do not need them."""
     followed: Mapping[Regularizer, float] | None = None
     """Known penalties that the reference of a trajectory followed, which are in the target; None
     where known penalties are subtracted from it."""

@@ -191,7 +191,7 @@ def write_equations(
     for number, point in enumerate(points):
         others = others or other_families(point.params, point.metric)
         bound = candidates.bind(point.params, rows, **point.binding)
-        beside = others if number % setting.every == 0 else None
+        beside = others if setting.diagnosed and number % setting.every == 0 else None
         parts.append(_equations_at(point, bound, candidates, setting, beside))
         piece += [(bound, point.vectors)] if setting.piece else []
         if piece and len(piece) == setting.piece:
@@ -219,7 +219,7 @@ def _equations_at(
     """The equations of one point, beside other families where these leave something unexplained."""
     blocks = write_blocks(bound, point.vectors, floors=point.floors)
     near_zero: dict[str, Any] = {}
-    if setting.epochs or setting.mode == "endpoint":
+    if setting.diagnosed and (setting.epochs or setting.mode == "endpoint"):
         near_zero = find_near_zero(candidates, blocks, bound, point.vectors, **point.binding)
     source = Source(
         mode=setting.mode,

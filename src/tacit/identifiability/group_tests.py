@@ -234,9 +234,11 @@ class GroupTests:
         return self._adds_enough(column, others) and self.p_beside([column], others) <= LEVEL
 
     def _adds_enough(self, column: int, others: Sequence[int]) -> bool:
+        """Whether it adds 1 % of the target, or nearly all of a rest that is no noise."""
         left = 1 - self.explained(others)
-        nearly_all = NEARLY_ALL * left if left > 1 - ALL else 1.0
-        return self.added(column, others) >= min(LEAST_ADDED, nearly_all)
+        no_noise = left > 1 - ALL and not self.shows_noise
+        least = min(LEAST_ADDED, NEARLY_ALL * left) if no_noise else LEAST_ADDED
+        return self.added(column, others) >= least
 
     def added(self, column: int, beside: Sequence[int]) -> float:
         """What a column adds to others to the explained fraction."""

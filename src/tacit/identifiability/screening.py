@@ -231,10 +231,11 @@ def screen(
     regularizers = [candidate.regularizer for candidate in proposals.candidates]
     kinds = [(candidate.family, candidate.scope) for candidate in proposals.candidates]
 
-    def write(columns: Sequence[int]) -> Equations:
-        return target.equations([regularizers[c] for c in columns], known=known)
+    def write(columns: Sequence[int], of: Target = target) -> Equations:
+        return of.equations([regularizers[c] for c in columns], known=known)
 
-    equations = write(range(len(regularizers)))
+    to_test = replace(target, setting=replace(target.setting, diagnosed=False))
+    equations = write(range(len(regularizers)), to_test)
     left_out = proposals.left_out | _without_gradient(equations, kinds)
     screened = _screen_equations(equations, kinds, write)
     of_data = {c for c, r in enumerate(regularizers) if r.cost != "weights"}
@@ -243,7 +244,9 @@ def screen(
         others = [c for c in range(len(regularizers)) if c not in of_data]
         left_out = left_out | {proposals.candidates[c].family: SHARED_EXAMPLES for c in of_data}
         screened = _screen_equations(
-            write(others), [kinds[c] for c in others], lambda cs: write([others[c] for c in cs])
+            write(others, to_test),
+            [kinds[c] for c in others],
+            lambda cs: write([others[c] for c in cs]),
         )
         reason = f"{screened.reason} {' and '.join(untested)} was left out: it {SHARED_EXAMPLES}."
         screened = replace(screened, reason=reason)
