@@ -32,6 +32,11 @@ def endpoint(regularizers=RIDGE, **options):
 CANDIDATES = {
     "no candidates": (lambda: endpoint([]), ["regularizers is []"], "at least one"),
     "None as candidates": (lambda: endpoint(None), ["regularizers is None"], "at least one"),
+    "penalties with strengths": (
+        lambda: endpoint({tacit.l2(): 0.1}),
+        ["regularizers is a dictionary"],
+        "known=penalties",
+    ),
     "a function that was not called": (
         lambda: endpoint([tacit.l2]),
         ["regularizer", "function"],

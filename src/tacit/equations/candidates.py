@@ -266,6 +266,11 @@ def check_candidates(
     """The regularizers of a call as `Candidates`; anything else is refused."""
     if isinstance(regularizers, Regularizer):
         regularizers = [regularizers]
+    if isinstance(regularizers, Mapping) and regularizers:
+        raise InputError(
+            "regularizers is a dictionary, as of optimizer_penalties: pass its keys, as in "
+            "[*penalties], to estimate their strengths, or known=penalties to subtract them."
+        )
     if not isinstance(regularizers, Sequence) or not regularizers:
         raise InputError(
             f"regularizers is {regularizers!r}: pass at least one, as in [tacit.l2()]."

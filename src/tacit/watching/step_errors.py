@@ -92,8 +92,8 @@ def _add_change(
 ) -> None:
     """Add what the own steps of two batches change in the mean of their gradients.
 
-    Each is displaced by ½τ(g_b − g_c), and the mean of
-    half of both changes over independent pairs is that of displacements by ½τ(g_b − ḡ).
+    Each is displaced by ½τ(g_b − g_c). Half of both changes, in the mean over independent pairs, is
+    what displacements by ½τ(g_b − ḡ) change.
     """
     gradients = [part.differentiate(part.point(params)).derivative for part in parts]
     for part, gradient, other in zip(parts, gradients, reversed(gradients), strict=True):
