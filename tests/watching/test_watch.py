@@ -276,6 +276,19 @@ def test_training_that_diverges_goes_on_as_without(how):
     assert "no row yet: Training has diverged" in unseen.summary()
 
 
+def test_a_group_at_rate_zero_is_named_and_training_goes_on():
+    loop = Loop()
+    first, last = loop.model[0].parameters(), loop.model[-1].parameters()
+    loop.optimizer = torch.optim.SGD([{"params": first, "lr": 0.0}, {"params": last}], **SGD)
+    watch = loop.watch([tacit.l2()], every=4, budget=None)
+    loop.train(5, watch.end_epoch)
+    assert "no row yet: The learning rate of '0.weight' was zero" in watch.summary()
+    loop.optimizer.param_groups[0]["lr"] = 0.05
+    loop.train(4, watch.end_epoch)
+    assert [row.window for row in watch.rows] == [9]
+    assert "no signal" not in [problem.kind for problem in watch.problems]
+
+
 def test_a_window_in_which_parameters_are_frozen_or_unfrozen_is_passed_over():
     """Windows of updates end by themselves: nobody could end one before."""
     loop = Loop()

@@ -1,7 +1,6 @@
 """Equations of whole epochs of a user's training loop: at the mean point, with the drift."""
 
 import json
-import math
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -191,10 +190,15 @@ class EpochAverages:
         """Whether the current epoch had an update, of a step size above zero."""
         return max(self._times.values()) > 0
 
+    @property
+    def at_rest(self) -> str | None:
+        """A parameter whose step size was zero in all updates of the current epoch."""
+        return next((name for name, time in self._times.items() if not time), None)
+
     @on_its_ranks
     def is_finite(self) -> bool:
         """Whether all weights of the current epoch are finite; each of several processes asks."""
-        return math.isfinite(norm(self._sums)) and math.isfinite(norm(trainable(self._model)))
+        return norm(self._sums) + norm(trainable(self._model)) < torch.inf  # not NaN either
 
     def end_epoch(self) -> None:
         """End the current epoch; call this after the last update of every epoch."""
@@ -204,12 +208,11 @@ class EpochAverages:
                 "end_epoch() was called before any update of the optimizer (or all had a step size "
                 "of zero, or were skipped): call it after the last optimizer.step() of every epoch."
             )
-        for name, own_time in self._times.items():
-            if not own_time:
-                raise InputError(
-                    f"the learning rate of {name!r} was zero for the whole epoch: set "
-                    "requires_grad=False for parameters that are not trained."
-                )
+        if self.at_rest is not None:
+            raise InputError(
+                f"the learning rate of {self.at_rest!r} was zero for the whole epoch: set "
+                "requires_grad=False for parameters that are not trained."
+            )
         parameters = named_parameters(self._model)
         params = {n: own_rows(parameters[n].detach()) for n in self._start}
         mean = {n: (total / self._points).to(params[n]) for n, total in self._sums.items()}
@@ -342,9 +345,8 @@ class EpochAverages:
         """An epoch without types of tacit's own, as `torch.load(weights_only=True)` wants it."""
         buffers = epoch.mean.buffers if isinstance(epoch.mean, Point) else None
         columns = [epoch.columns[r] for r in self._averaged]
-        return epoch._asdict() | {
-            "mean": dict(epoch.mean), "buffers": buffers, "columns": columns
-        }  # fmt: skip
+        plain = {"mean": dict(epoch.mean), "buffers": buffers, "columns": columns}
+        return epoch._asdict() | plain
 
     def _epoch_of(self, state: Mapping[str, Any]) -> Epoch:
         values = dict(state)

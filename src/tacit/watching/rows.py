@@ -5,7 +5,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from tacit.equations.epochs import EpochAverages
 from tacit.equations.equations import Equations
+from tacit.errors import Problem, ProblemKind
 from tacit.fitting.fits import Fit, fit
 from tacit.watching.step_errors import with_step_problem
 
@@ -45,3 +47,22 @@ class WatchRow:
     def from_state_dict(cls, state: Mapping[str, Any]) -> "WatchRow":
         """The row that `state_dict` was called on."""
         return cls(**{**state, "equations": Equations.from_state_dict(state["equations"])})
+
+
+def find_obstacle(recorded: EpochAverages) -> Problem | None:
+    """Why a window has no equations; None where it has."""
+    if not recorded.is_finite():
+        return Problem(
+            ProblemKind.NO_SIGNAL,
+            "Training has diverged: weights became NaN or infinite. Such windows have no "
+            "equations.",
+            "Go on from an earlier checkpoint, with a smaller step size or a wider dtype.",
+        )
+    if recorded.at_rest is not None:
+        return Problem(
+            ProblemKind.NO_SIGNAL,
+            f"The learning rate of {recorded.at_rest!r} was zero for a whole window. Such windows "
+            "have no equations.",
+            "Set requires_grad=False for parameters that are not trained.",
+        )
+    return None

@@ -21,7 +21,7 @@ from tacit.equations.epochs import (
 )
 from tacit.equations.step_hooks import StepHooks
 from tacit.equations.target import Target
-from tacit.errors import InputError, Problem, ProblemKind, check_number, check_type, check_whole
+from tacit.errors import InputError, Problem, check_number, check_type, check_whole
 from tacit.fitting.fits import Fit
 from tacit.objective.models import named_parameters, trainable
 from tacit.objective.objective import Objective, check_objective
@@ -31,7 +31,7 @@ from tacit.regularizers.family import Regularizer
 from tacit.regularizers.weight_decay import unwrap_optimizer
 from tacit.watching.changes import find_changes
 from tacit.watching.clock import Clock
-from tacit.watching.rows import WatchRow
+from tacit.watching.rows import WatchRow, find_obstacle
 from tacit.watching.schedule import MOST, Schedule
 from tacit.watching.step_errors import step_errors
 from tacit.watching.watch_plot import draw_watch
@@ -44,11 +44,6 @@ if TYPE_CHECKING:
 REMEMBERED, MOST_BYTES, BYTES_PER_PARAMETER = 12, 2**30, 24
 """Windows whose targets are remembered for `Watch.target`, if they take no more than these bytes;
 else those of a row. A target is a point, a vector in float64 and the optimizer's metric."""
-DIVERGED = Problem(
-    ProblemKind.NO_SIGNAL,
-    "Training has diverged: weights became NaN or infinite. Such windows have no equations.",
-    "Go on from an earlier checkpoint, with a smaller step size or a wider dtype.",
-)
 TRIAL = 4
 """Updates of the first window that are recorded to see what recording takes."""
 
@@ -83,7 +78,8 @@ class Watch:
         self.position = 0
         """Updates in the current window."""
         self._recorded: EpochAverages | None = None  # of the current window, if it is observed
-        self._is_trial = self._has_diverged = False
+        self._obstacle: Problem | None = None  # why the last of these had no equations
+        self._is_trial = False
         self._trained: list[bool] = []  # which of the optimizer's parameters, if known
         self._length_matters: set[str] = set()  # of matrices, as far as known since the last row
         self._hooks, self._handles = StepHooks(self._inner), list[Any]()
@@ -97,9 +93,9 @@ class Watch:
 
     @property
     def problems(self) -> tuple[Problem, ...]:
-        """Those of the last fit, a strength that changed along training, and NaN weights."""
+        """Those of the last fit, a strength that changed, and why a window has no equations."""
         of_rows = (*self.fit.problems, *find_changes(self.rows)) if self.rows else ()
-        return (*of_rows, DIVERGED) if self._has_diverged else of_rows
+        return (*of_rows, self._obstacle) if self._obstacle else of_rows
 
     def end_epoch(self) -> None:
         """End the current epoch; call this after the last update of every epoch.
@@ -319,8 +315,8 @@ class Watch:
         seconds, recorded = None, self._recorded
         # Nothing is to be seen of a window at rate zero, as at the end of a schedule.
         if recorded is not None and recorded.has_moved:
-            self._has_diverged = not recorded.is_finite()
-            if not self._has_diverged:
+            self._obstacle = find_obstacle(recorded)
+            if self._obstacle is None:
                 with self._clock.running():
                     self._evaluate(recorded)
                 seconds = self._agreed(self._clock.watching - sum(self._schedule.costs))
@@ -383,8 +379,8 @@ class Watch:
 
     def _outlook(self) -> str:
         """When the first row is to be expected."""
-        if self._has_diverged:
-            return f"{DIVERGED.message} {DIVERGED.remedy}"
+        if self._obstacle is not None:
+            return f"{self._obstacle.message} {self._obstacle.remedy}"
         times = self._clock.training, self._clock.watching
         count = self._schedule.windows_to_first_row(*times)
         unit = "epochs" if self._steps is None else f"windows of {self._steps} updates"
