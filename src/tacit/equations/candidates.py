@@ -122,6 +122,11 @@ class Candidates:
         )
         return replace(self, estimated=estimated, followed=followed)
 
+    @property
+    def are_of_weights(self) -> bool:
+        """Whether all are penalties of the weights alone, which dropout, for example, is not."""
+        return all(r.cost == "weights" and not r.custom for r in (*self.estimated, *self.known))
+
     def kinked(self, *, averaged: Iterable[Regularizer] = ()) -> tuple[Regularizer, ...]:
         """Those to estimate that have a kink at zero, and no columns averaged over an epoch."""
         means = set(averaged)

@@ -43,7 +43,8 @@ class PointFacts:
     clipped: float = 0.0
     """Part of the updates whose gradients look clipped."""
     dropout: bool = False
-    """Whether dropout was active in training, but is not in the objective."""
+    """Whether dropout was active in training, but is neither in the objective nor, in equations, in
+    what a candidate may stand for."""
     memory: float = 0.0
     """Steps over which momentum correlates the noise, 1/(1−β); 0 where it was taken out."""
     step_sizes: tuple[float, ...] = ()

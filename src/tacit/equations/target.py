@@ -236,7 +236,7 @@ def _equations_at(
         scale=setting.scale,
         counts=bound.counts,
         **near_zero,
-        **vars(point.facts),
+        **vars(point.facts) | {"dropout": point.facts.dropout and candidates.are_of_weights},
         **setting.describe(point),
     )
     names = bound.columns.names
