@@ -41,9 +41,9 @@ def find_scale_free(
             break
         factors = torch.linspace(0.5, 2.0, len(weights), dtype=weights.dtype)
         by_row = factors.view(-1, *[1] * (weights.ndim - 1)).to(weights.device)
-        # Two lengths, because the loss may be the same at one by chance. Larger ones, because of
-        # the small constant that norm layers add to variances.
-        for rows, lengths in {False: (2.0, 4.0), True: (by_row,)}.items():
+        # Two lengths, because the loss may be the same at one by chance. Not smaller ones, because
+        # of the small constant that norm layers add to variances.
+        for rows, lengths in {False: (2.0, 1.5), True: (by_row,)}.items():
             if not all(_is_same_loss(objective, params, name, factor, loss) for factor in lengths):
                 break
             row_by_row[name] = rows
