@@ -37,9 +37,9 @@ def step_errors(
 ) -> dict[str, float]:
     """How far finite steps move the strengths of an epoch, where it is clear: to first order.
 
-    A batch b meets weights that do not contain its own step −τ(g_b − ḡ) yet, in an epoch whose mean
+    A batch b meets weights that do not contain its own step −τ(g_b − ∇L) yet, in an epoch whose mean
     weights contain half of it. The mean of the gradients of an epoch is therefore that of g_b at
-    θ̄ + ½τ(g_b − ḡ), not at θ̄. It adds (τ/4)·variance of g_b to the loss (Smith et al. 2021; see
+    θ̄ + ½τ(g_b − ∇L), not at θ̄. It adds (τ/4)·variance of g_b to the loss (Smith et al. 2021; see
     `gradient_variance`), of which candidates take up a part. Some batches show its size. Nothing
     is returned for windows with samples, whose noise is larger by far, for data that are not
     indexed, and for several processes.
@@ -93,7 +93,7 @@ def _add_change(
     """Add what the own steps of two batches change in the mean of their gradients.
 
     Each is displaced by ½τ(g_b − g_c). Half of both changes, in the mean over independent pairs, is
-    what displacements by ½τ(g_b − ḡ) change.
+    what displacements by ½τ(g_b − ∇L) change.
     """
     gradients = [part.differentiate(part.point(params)).derivative for part in parts]
     for part, gradient, other in zip(parts, gradients, reversed(gradients), strict=True):
