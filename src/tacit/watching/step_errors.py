@@ -37,12 +37,12 @@ def step_errors(
 ) -> dict[str, float]:
     """How far finite steps move the strengths of an epoch, where it is clear: to first order.
 
-    A batch b meets weights that do not contain its own step −τ(g_b − ∇L) yet, in an epoch whose mean
-    weights contain half of it. The mean of the gradients of an epoch is therefore that of g_b at
-    θ̄ + ½τ(g_b − ∇L), not at θ̄. It adds (τ/4)·variance of g_b to the loss (Smith et al. 2021; see
-    `gradient_variance`), of which candidates take up a part. Some batches show its size. Nothing
-    is returned for windows with samples, whose noise is larger by far, for data that are not
-    indexed, and for several processes.
+    A batch b meets weights that do not contain its own step −τ(g_b − ∇L) yet, in an epoch whose
+    mean weights contain half of it. The mean of the gradients of an epoch is therefore that of g_b
+    at θ̄ + ½τ(g_b − ∇L), not at θ̄. It adds (τ/4)·variance of g_b to the loss (Smith et al. 2021;
+    see `gradient_variance`), of which candidates take up a part. Some batches show its size.
+    Nothing is returned for windows with samples, whose noise is larger by far, for data that are
+    not indexed, and for several processes.
 
     Args:
         target: of the epoch, which is the last of the target's points.
