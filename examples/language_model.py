@@ -36,20 +36,23 @@ class Size(NamedTuple):
     recorded: int
     """From how many of the last epochs the strengths are estimated."""
     rate: float
-    dtype: torch.dtype
+    """The largest learning rate."""
+    floor: float
+    """The last learning rate, as a part of the largest: see `learning_rate`."""
 
 
 SIZES = {
-    "toy": Size(32, 4, 2, 32, 512, 32, 60, 7, 3e-3, torch.float64),  # 35 thousand weights
-    "full": Size(512, 8, 8, 256, 8192, 128, 24, 5, 1e-3, torch.float32),  # 25 million weights
+    "toy": Size(32, 4, 2, 32, 512, 32, 60, 7, 3e-3, 5e-3),  # 35 thousand weights
+    "full": Size(512, 8, 8, 256, 8192, 128, 12, 3, 1e-3, 2.5e-4),  # 25 million weights
 }
 VOCABULARY = 256  # a token is a byte
 DECAY = 0.3
-WARMUP, FALL, FLOOR = 0.02, 0.7, 0.005
-"""The learning rate rises for 2 % of all steps and falls until 70 %, to 0.5 % of its largest value.
+WARMUP, FALL = 0.02, 0.7
+"""The learning rate rises for 2 % of all steps and falls until 70 %, to `Size.floor`.
 
 The epochs that the estimate is from are the last ones, at the small rate. The larger the rate, the
-more the gradients of an epoch's batches differ from the gradient at its mean weights.
+more the gradients of an epoch's batches differ from the gradient at its mean weights; in a large
+model these differences are soon larger than the decay.
 """
 
 
@@ -121,10 +124,10 @@ def token_losses(model: nn.Module, batch: tuple[Tensor]) -> Tensor:
     return F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten(), reduction="none")
 
 
-def learning_rate(progress: float) -> float:
+def learning_rate(progress: float, floor: float) -> float:
     """The rate at this part of all steps, from 0 to 1, over the largest rate."""
     fallen = min(max(progress - WARMUP, 0) / (FALL - WARMUP), 1)
-    cosine = FLOOR + (1 - FLOOR) * (1 + math.cos(math.pi * fallen)) / 2
+    cosine = floor + (1 - floor) * (1 + math.cos(math.pi * fallen)) / 2
     return min(progress / WARMUP, 1) * cosine
 
 
@@ -140,7 +143,7 @@ def train(
     batches = math.ceil(len(sequences) / size.batch)
     steps = size.epochs * batches
     schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda step: learning_rate((step + 1) / steps)
+        optimizer, lambda step: learning_rate((step + 1) / steps, size.floor)
     )
     averages = tacit.average_epochs(model, optimizer, epochs=size.recorded)
     start = time.perf_counter()
@@ -216,12 +219,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(arguments)
     size = SIZES[options.size]
-    if torch.device(options.device).type == "cuda":
-        torch.set_float32_matmul_precision("high")  # TF32, in training and in the equations alike
     torch.manual_seed(options.seed)
     start = time.perf_counter()
     sequences = read_sequences(size.sequences, size.context + 1).to(options.device)
-    model = GPT(size).to(options.device, size.dtype)
+    # In float64: steps as small as the last ones are close to rounding in float32.
+    model = GPT(size).to(options.device, torch.float64)
     initial = {name: p.detach().clone() for name, p in model.named_parameters()}
     weights = sum(p.numel() for p in model.parameters())
     print(f"{weights:,} weights, {sequences.numel():,} bytes of Python source")
