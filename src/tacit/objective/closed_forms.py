@@ -14,14 +14,14 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_map_only
+
+from tacit.objective import forward_rules
+from tacit.objective.forward_rules import EXACT
 
 MIN_CLASSES = 1024
 """Cross-entropy of fewer classes is left to torch."""
 CHUNK = 2**24
 """Entries of logits whose probabilities are in memory at once, where no graph is needed."""
-EXACT = (torch.float32, torch.float64)
-"""Lower precisions are left to torch, which rounds their results at other places."""
 
 
 class ClosedForms(TorchFunctionMode):
@@ -44,7 +44,7 @@ class ClosedForms(TorchFunctionMode):
         if torch.is_grad_enabled():
             replacement = None if _saved_tensors_have_hooks() else REPLACEMENTS.get(func)
         elif self.forward:
-            replacement = FORWARD_REPLACEMENTS.get(func)
+            replacement = FORWARD.get(func)
         if replacement is None:
             return func(*args, **(kwargs or {}))
         return replacement(*args, **(kwargs or {}))
@@ -74,7 +74,8 @@ def cross_entropy(  # the arguments of torch's
     logits = input.movedim(min(1, input.ndim - 1), -1).reshape(-1, classes)
     labels = target.reshape(-1)
     counted = labels != ignore_index
-    losses = _Losses.apply(logits, labels.where(counted, 0))
+    closed_form = _Losses.apply if torch.is_grad_enabled() else forward_rules.cross_entropy
+    losses = closed_form(logits, labels.where(counted, 0))
     losses = losses.masked_fill(~counted, 0.0)
     if reduction == "none":
         return losses.view(target.shape)
@@ -96,61 +97,13 @@ def layer_norm(
     return _LayerNorm.apply(input, weight, bias, eps)[0]
 
 
-def attention(  # the arguments of torch's
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> Tensor:
-    """`torch.nn.functional.scaled_dot_product_attention` in few steps.
-
-    With a mask, dropout or shared heads it is torch's own.
-    """
-    if attn_mask is not None or dropout_p or enable_gqa:
-        options = {"scale": scale, **({"enable_gqa": True} if enable_gqa else {})}
-        return F.scaled_dot_product_attention(
-            query, key, value, attn_mask, dropout_p, is_causal, **options
-        )
-    scores = query * (query.shape[-1] ** -0.5 if scale is None else scale) @ key.mT
-    if is_causal:
-        later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
-        scores = scores.masked_fill(later, -torch.inf)
-    return scores.softmax(-1) @ value
-
-
-def in_float32(norm: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """A norm layer that is computed in float32 for inputs of lower precision.
-
-    On a GPU torch's derivative of such a layer in forward mode is in float32 where its output is
-    not, and the next product refuses it. Under autocast the output is in float32, too.
-    """
-
-    def normalise(input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        if input.dtype in EXACT or torch.is_autocast_enabled(input.device.type):
-            return norm(input, *args, **kwargs)
-        wide, options = tree_map_only(Tensor, Tensor.float, (args, kwargs))
-        return norm(input.float(), *wide, **options).to(input.dtype)
-
-    return normalise
-
-
 REPLACEMENTS: dict[Callable[..., Any], Callable[..., Tensor]] = {
     F.cross_entropy: cross_entropy,
     F.layer_norm: layer_norm,
 }
 """While a graph is recorded."""
-FORWARD_REPLACEMENTS: dict[Callable[..., Any], Callable[..., Tensor]] = {
-    F.cross_entropy: cross_entropy,
-    F.scaled_dot_product_attention: attention,
-    **{norm: in_float32(norm) for norm in (F.layer_norm, F.group_norm)},
-}
-"""In forward mode, where torch's derivative of attention has many steps."""
-if hasattr(F, "rms_norm"):
-    FORWARD_REPLACEMENTS[F.rms_norm] = in_float32(F.rms_norm)
+FORWARD = {**forward_rules.RULES, F.cross_entropy: cross_entropy}
+"""In forward mode."""
 
 
 class _Losses(Function):

@@ -218,9 +218,9 @@ class AllDirections:
         """Add the signed gradient of a batch; the first is compared with the derivatives."""
 
         def use(examples: ExampleOutputs) -> None:
-            u = signed_sum.coefficients(examples)
-            signed = bool(u.any())
-            u = u if signed else torch.ones_like(u)  # zeros would agree with anything
+            signed, u = True, signed_sum.coefficients(examples)
+            if not self.checked and not u.any():  # zeros would agree with anything
+                signed, u = False, torch.ones_like(u)
             gradients = pull_back_examples(
                 examples, self.leaves, examples.scaled_gradients(u), graph=False
             )
@@ -440,12 +440,13 @@ def _read_examples(
     weights_by_batch: list[Tensor | None] = []
     signed_sum.examples_seen = 0
     for index, pair, signed_sum.counts in passes.read_in_step(draws[0]):
-        total, weights = torch.zeros(()), None
+        total, weights = None, None
         for draw in draws:
             evaluate = partial(passes.examples, pair=pair, draw=draw, index=index)
             batch_values, weights = of_batch(evaluate)
-            total = total.to(batch_values.device) + batch_values / all_draws
-        if not signed_sum.counts:
+            share = batch_values / all_draws
+            total = share if total is None else total.to(share.device) + share
+        if not signed_sum.counts or total is None:
             continue
         signed_sum.examples_seen += len(total)
         values.append(total)

@@ -9,7 +9,7 @@ from torch import Tensor
 from tacit.errors import InputError
 from tacit.objective import derivatives
 from tacit.objective.losses import ExampleOutputs
-from tacit.objective.params import Params, float64_zeros, to_float64
+from tacit.objective.params import Params, add_scaled, float64_zeros, to_float64
 from tacit.objective.ranks import current_ranks
 
 Evaluate = Callable[[Params, Callable[[ExampleOutputs], Any]], tuple[Any, Tensor | None]]
@@ -21,6 +21,10 @@ class SignedSum:
 
     def __init__(self, signs: Tensor | None, params: Params, draws: int):
         self._signs, self._draws = signs, draws
+        some = next(iter(params.values()))
+        dtype = torch.promote_types(some.dtype, torch.float32)
+        self._coefficients = None if signs is None else signs.to(some.device, dtype)
+        """The signs where they are needed: a copy in every batch would wait for a GPU."""
         self.sums = None if signs is None else float64_zeros(params)
         self.examples_seen = 0
         """Number of examples in earlier batches."""
@@ -33,22 +37,19 @@ class SignedSum:
 
     def coefficients(self, examples: ExampleOutputs) -> Tensor:
         """The coefficients of a batch's examples: signs times weights, or ones without signs."""
-        coefficients = torch.ones(examples.size)
-        if not self.counts:
-            coefficients = torch.zeros(examples.size)
-        elif self._signs is not None:
-            coefficients = self._signs[self.examples_seen : self.examples_seen + examples.size]
-            if examples.weights is not None:
-                coefficients = coefficients * examples.weights.to(coefficients)
-        dtype = torch.promote_types(examples.outputs[0].dtype, torch.float32)
-        return coefficients.to(examples.outputs[0].device, dtype)
+        output = examples.outputs[0]
+        dtype = torch.promote_types(output.dtype, torch.float32)
+        if self._coefficients is None or not self.counts:
+            size, value = (examples.size,), float(self.counts)
+            return torch.full(size, value, dtype=dtype, device=output.device)
+        signs = self._coefficients[self.examples_seen :][: examples.size].to(output.device, dtype)
+        return signs if examples.weights is None else signs * examples.weights.to(signs)
 
     def add(self, gradients: dict[str, Tensor | None]) -> None:
         """Add the signed gradient of one batch in one draw."""
-        for name, total in (self.sums or {}).items():
-            gradient = gradients[name]
-            if gradient is not None:
-                total.add_(gradient.detach().to(total.device), alpha=1 / self._draws)
+        sums = {n: total for n, total in (self.sums or {}).items() if gradients[n] is not None}
+        vectors = [g.detach() for g in (gradients[n] for n in sums) if g is not None]
+        add_scaled(list(sums.values()), vectors, 1 / self._draws)
 
 
 def pull_back_examples(
