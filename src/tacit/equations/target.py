@@ -285,7 +285,7 @@ def _means_of(
 def endpoint_target(objective: Objective, *, params: Mapping[str, Tensor] | None = None) -> Target:
     """−∇L(θ) at one point, by default at the model's current parameters: one pass over the data."""
     params = check_objective(objective).point(params)
-    floors = objective.rounding(params)
+    read_floors = objective.begin_rounding(params)
     groups = 1
     if objective.batch_norm == "batch" and objective.random:
         groups = min(GROUPS, independent_draws(objective))
@@ -295,6 +295,7 @@ def endpoint_target(objective: Objective, *, params: Mapping[str, Tensor] | None
     if groups > 1:
         mean = {n: sum((g[n] for g in gradients[1:]), mean[n]) / groups for n in params}
     gradient_norm, value = norm(mean), sum(result.value for result in results) / groups
+    floors = read_floors()
     vectors = [{name: tensor.neg_() for name, tensor in g.items()} for g in gradients]
     unreached = tuple(n for n in params if all(n in result.unreached for result in results))
     facts = PointFacts(unreached=unreached)

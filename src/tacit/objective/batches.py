@@ -216,7 +216,9 @@ def select_rows(batch: Any, rows: Tensor, count: int, dim: int = 0) -> Any:
         return type(batch)(batch[row] for row in rows.tolist())
     if isinstance(batch, Tensor):
         fits = batch.ndim > dim and batch.shape[dim] == count
-        return batch.index_select(dim, rows.to(batch.device)) if fits else batch
+        # A few numbers are copied to a GPU without waiting for what it computes.
+        rows = rows.to(batch.device, non_blocking=rows.is_cpu)
+        return batch.index_select(dim, rows) if fits else batch
     if isinstance(batch, Mapping):
         changed = copy(batch) if isinstance(batch, MutableMapping) else dict(batch)
         for key, value in batch.items():

@@ -60,12 +60,13 @@ def layer_norm(
     (x, dx), (w, dw) = _read(input), _read(weight)
     b, db = (None, None) if bias is None else _read(bias)
     wide = torch.promote_types(x.dtype, torch.float32)
-    x, w, dx, b = (None if t is None else t.to(wide) for t in (x, w, dx, b))
+    x, w, b = x.to(wide), w.to(wide), None if b is None else b.to(wide)
     dims = tuple(range(-w.ndim, 0))
     value, mean, r = torch.native_layer_norm(x, w.shape, w, b, eps)
     normal = (x - mean) * r
     parts = [] if db is None else [db.expand(x.shape)]
     if dx is not None:
+        dx = dx.to(wide)
         along = (normal * dx).mean(dims, keepdim=True)
         moved = torch.addcmul(dx - dx.mean(dims, keepdim=True), normal, along, value=-1)
         parts.append(moved * (r * w))
@@ -112,7 +113,7 @@ def attention(  # the arguments of torch's
         )
     factor = query.shape[-1] ** -0.5 if scale is None else scale
     (q, dq), (k, dk), (v, dv) = map(_read, (query, key, value))
-    k, dk = (None if t is None else t * factor for t in (k, dk))
+    k, dk = k * factor, None if dk is None else dk * factor
     scores = q @ k.mT
     if is_causal:
         later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)

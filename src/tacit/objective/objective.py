@@ -54,7 +54,7 @@ from tacit.objective.per_example import DirectionalDerivatives
 from tacit.objective.randomness import seed_reading, takes_noise
 from tacit.objective.ranks import Ranks, on_its_ranks, ranks_of
 from tacit.objective.rereading import check_rereadable, keeps_order
-from tacit.objective.rounding import measure_rounding
+from tacit.objective.rounding import begin_rounding
 from tacit.objective.scale import Scale
 from tacit.objective.survey import Facts, Survey
 from tacit.objective.third_order import curvatures, sum_of_gradients
@@ -387,7 +387,15 @@ class Objective:
         how precisely ∇L is known, so a target of this norm has no signal. The last digit is that of
         the least precise dtype in use: of weights, of the model's operations, or of the sums.
         """
-        return measure_rounding(self._passes, self.point(params), self._probe)
+        return self.begin_rounding(params)()
+
+    @on_its_ranks
+    @torch.inference_mode(mode=False)
+    def begin_rounding(
+        self, params: Mapping[str, Tensor] | None = None
+    ) -> Callable[[], dict[str, float]]:
+        """A function that returns `rounding`: until it is called, nothing waits for a GPU."""
+        return begin_rounding(self._passes, self.point(params), self._probe)
 
     @on_its_ranks
     @torch.inference_mode(mode=False)

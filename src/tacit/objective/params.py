@@ -236,8 +236,18 @@ def norm(tensors: Mapping[str, Tensor]) -> float:
 
 def square_norms(tensors: Mapping[str, Tensor]) -> dict[str, float]:
     """Sums of squares by tensor, accumulated in float64, and read from the device once."""
-    norms = read_numbers(_norms(tensors, 2))
-    return sum_over_parts({n: norms.get(n, 0.0) ** 2 for n in tensors})
+    return read_square_norms(norms_on_device(tensors), tensors)
+
+
+def norms_on_device(tensors: Mapping[str, Tensor]) -> Params:
+    """Norms by tensor, accumulated in float64; a device is not waited for."""
+    return _norms(tensors, 2)
+
+
+def read_square_norms(norms: Mapping[str, Tensor], names: Iterable[str]) -> dict[str, float]:
+    """The squares of norms on a device, zero for names without one."""
+    numbers = read_numbers(norms)
+    return sum_over_parts({n: numbers.get(n, 0.0) ** 2 for n in names})
 
 
 def sum_over_parts(numbers: dict[str, Any]) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 from tacit.errors import InputError
 from tacit.objective import derivatives
 from tacit.objective.batches import row_count, select_rows, tensors_in
-from tacit.objective.losses import BatchMean, count_examples
+from tacit.objective.losses import BatchMean, check_finite_loss, count_examples
 from tacit.objective.params import (
     Params,
     add_scaled,
@@ -136,12 +137,17 @@ class _Parts:
     def compare(self, *, repeatable: bool = True, gradients: bool = True) -> str | None:
         """What is wrong with the loss, if anything."""
         everything, gradient = torch.arange(self.count), _Remainder(wanted=gradients)
+        order = self._order_by_target()
         whole = self._evaluate(everything, gradient.derive)
         if not repeatable and not self._evaluate(everything).mean.isclose(whole.mean):
             return None  # noise that eval mode does not stop: parts cannot be compared
-        *splits, last = _splits(everything, self._order_by_target())
+        *splits, last = _splits(everything, order)
         means = [[self._evaluate(part) for part in rows] for rows in splits]
         halves = [self._evaluate(part, gradient.derive) for part in last]
+        # A device is waited for only now.
+        self._value(whole, is_batch=not self.collected)
+        for mean in (*halves, *chain.from_iterable(means)):
+            self._value(mean)
         difference, size = gradient.norm(), max(gradient.sizes, default=0.0)
         dtype = coarsest_dtype(whole.mean, *self.params.values(), others=gradient.dtypes)
         del gradient  # as large as the model
@@ -172,10 +178,10 @@ class _Parts:
         moved = replace(self, params=perturb_last_digit(self.params, level))
         everything, gradient = torch.arange(self.count), _Remainder()
         here, there = (parts._evaluate(everything, gradient.derive) for parts in (self, moved))
-        changes = [abs(float(here.mean - there.mean))]
+        changes = [abs(self._value(here) - self._value(there))]
         for part in rows:
             here, there = (parts._evaluate(part) for parts in (self, moved))
-            changes.append(abs(float(here.mean - there.mean)))
+            changes.append(abs(self._value(here) - self._value(there)))
         return max(changes), gradient.norm()
 
     def _evaluate(self, rows: Tensor, derive: Derive | None = None) -> BatchMean:
@@ -188,6 +194,17 @@ class _Parts:
                 raise
             raise _PartError(str(error)) from error
 
+    def _value(self, mean: BatchMean, *, is_batch: bool = False) -> float:
+        """A mean loss as a number, which must be finite."""
+        value = float(mean.mean)
+        try:
+            check_finite_loss(value, 0)
+        except InputError as error:
+            if is_batch:
+                raise
+            raise _PartError(str(error)) from error
+        return value
+
     def _order_by_target(self) -> Tensor | None:
         """The rows, sorted by the sums of the last tensor that has them."""
         dim, tensors = self.dim, list(tensors_in(self.batch))
@@ -195,7 +212,7 @@ class _Parts:
         if not tensors or tensors[-1].is_complex():
             return None
         last = tensors[-1].detach().movedim(dim, 0).reshape(self.count, -1)
-        return last.double().sum(1).argsort().cpu()
+        return last.double().sum(1).argsort()
 
 
 class _Remainder:

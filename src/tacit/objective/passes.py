@@ -213,11 +213,12 @@ class Passes:
         index: int,
         look: Look | None = None,
     ) -> tuple[BatchMean, Sequence[Tensor | None]]:
-        """The mean loss of one batch, in one draw, and its derivative; neither has a graph."""
+        """The mean loss of one batch, in one draw, and its derivative; neither has a graph.
+
+        Whether the loss is finite is left to the caller, because a look at it waits for the device.
+        """
         leaves = derivatives.leaves(params)  # some losses differentiate in themselves
-        batch_mean, vectors = self._differentiate(leaves, pair, derivative, draw, index, look)
-        check_finite_loss(float(batch_mean.mean), index)
-        return batch_mean, vectors
+        return self._differentiate(leaves, pair, derivative, draw, index, look)
 
     def _differentiate(
         self,
@@ -228,7 +229,7 @@ class Passes:
         index: int,
         look: Look | None,
     ) -> tuple[BatchMean, Sequence[Tensor | None]]:
-        """As `differentiate`, without waiting for the device to see if the loss is finite."""
+        """As `differentiate`, with leaves that are made already."""
 
         def read(model: nn.Module, noise: Noise | None):
             batch_mean = self.loss.mean(model, pair, noise)
@@ -251,8 +252,10 @@ class Passes:
         return not checked
 
     def batch_mean(self, params: Params, pair: BatchPair, draw: int | None = None) -> BatchMean:
-        """The mean loss of one batch."""
-        return self.differentiate(params, pair, None, draw, 0)[0]
+        """The mean loss of one batch; refused if it is not finite."""
+        batch_mean, _ = self.differentiate(params, pair, None, draw, 0)
+        check_finite_loss(float(batch_mean.mean), 0)
+        return batch_mean
 
     def batch_gradient(
         self, params: Params, pair: BatchPair, derivative: Derivative = derivatives.gradient
@@ -260,7 +263,9 @@ class Passes:
         """The gradient, or another derivative, of one batch's mean loss, in the first draw."""
         with self.prepared(training=self.training), torch.enable_grad():
             pair = self.to_model(pair)
-            return self.differentiate(params, pair, derivative, 0, 0)[1]
+            batch_mean, vectors = self.differentiate(params, pair, derivative, 0, 0)
+            check_finite_loss(float(batch_mean.mean), 0)
+            return vectors
 
     def examples(
         self, params: Params, use: Callable[..., Value], pair: BatchPair, draw: int, index: int = 0

@@ -1,14 +1,21 @@
 """How precisely a gradient is known: its change when every weight moves by its last digit."""
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from tacit.objective import derivatives
 from tacit.objective.batches import BatchPair, row_count
-from tacit.objective.losses import ExampleLosses
-from tacit.objective.params import Params, coarsest_dtype, perturb_last_digit, square_norms
+from tacit.objective.losses import ExampleLosses, check_finite_loss
+from tacit.objective.params import (
+    Params,
+    coarsest_dtype,
+    norms_on_device,
+    perturb_last_digit,
+    read_square_norms,
+)
 from tacit.objective.parts import PART_ERRORS, spread_rows
 from tacit.objective.passes import Passes
 
@@ -16,25 +23,41 @@ MAX_SAMPLE = 2**20
 """About how many entries of a tensor are compared to measure the rounding of its gradient."""
 
 
-def measure_rounding(passes: Passes, params: Params, probe: BatchPair) -> dict[str, float]:
-    """See `Objective.rounding`."""
+def begin_rounding(
+    passes: Passes, params: Params, probe: BatchPair
+) -> Callable[[], dict[str, float]]:
+    """See `Objective.begin_rounding`."""
     pair = passes.to_model(probe)
-    with passes.prepared(training=passes.training) as passes, torch.enable_grad():
-        try:
-            here, dtypes = _sampled_gradient(passes, params, few := _few_examples(passes, pair))
-            pair = few
-        except PART_ERRORS:  # the loss does not take a part of a batch
-            here, dtypes = _sampled_gradient(passes, params, pair)
+    try:
+        return _begin(passes, params, pair, _few_examples(passes, pair))
+    except PART_ERRORS:  # the loss does not take a part of a batch
+        return _begin(passes, params, pair, pair)
+
+
+def _begin(
+    passes: Passes, params: Params, pair: BatchPair, few: BatchPair
+) -> Callable[[], dict[str, float]]:
+    """The computation on a few examples of a batch, and a function that reads its result."""
+    with passes.prepared(training=passes.training) as prepared, torch.enable_grad():
+        here, mean, dtypes = _sampled_gradient(prepared, params, few)
         dtype = coarsest_dtype(*params.values(), others=(*dtypes, passes.sums))
         moved = perturb_last_digit(params, torch.finfo(dtype).eps)
-        there, _ = _sampled_gradient(passes, moved, pair)
+        there, _, _ = _sampled_gradient(prepared, moved, few)
     names = [name for name in here if name in there]
     differences = torch._foreach_sub(  # pyright: ignore[reportPrivateImportUsage]
         [here[name] for name in names], [there[name] for name in names]
     )
-    changes = square_norms(dict(zip(names, differences, strict=True)))
-    sizes = {n: params[n].numel() / max(here[n].numel(), 1) for n in changes}
-    return {n: math.sqrt(changes.get(n, 0.0) * sizes.get(n, 1.0)) for n in params}
+    norms = norms_on_device(dict(zip(names, differences, strict=True)))
+    parts = {name: params[name].numel() / max(here[name].numel(), 1) for name in names}
+
+    def read() -> dict[str, float]:
+        if few is not pair and not math.isfinite(float(mean)):  # they have no tokens, perhaps
+            return _begin(passes, params, pair, pair)()
+        check_finite_loss(float(mean), 0)
+        squares = read_square_norms(norms, params)
+        return {name: math.sqrt(squares[name] * parts.get(name, 1.0)) for name in params}
+
+    return read
 
 
 def _few_examples(passes: Passes, pair: BatchPair) -> BatchPair:
@@ -47,10 +70,10 @@ def _few_examples(passes: Passes, pair: BatchPair) -> BatchPair:
 
 def _sampled_gradient(
     passes: Passes, params: Params, pair: BatchPair
-) -> tuple[Params, set[torch.dtype]]:
+) -> tuple[Params, Tensor, set[torch.dtype]]:
     """The gradient on a batch, at entries that are spread over each tensor; of small ones all.
 
-    Also the dtypes of the operations that the loss is computed by.
+    Also the mean loss, and the dtypes of the operations that it is computed by.
     """
     entries: Params = {}
     dtypes: set[torch.dtype] = set()
@@ -66,5 +89,5 @@ def _sampled_gradient(
         derivatives.stream_gradient(mean, leaves, use)
         return ()
 
-    passes.differentiate(params, pair, derivative, 0, 0)
-    return entries, dtypes
+    batch_mean, _ = passes.differentiate(params, pair, derivative, 0, 0)
+    return entries, batch_mean.mean, dtypes
