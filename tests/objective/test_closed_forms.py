@@ -163,6 +163,7 @@ NORMS = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.script`:DeprecationWarning")
 @pytest.mark.parametrize("name", NORMS)
 @pytest.mark.parametrize("autocast", [False, True])
 def test_norm_layers_of_low_precision_are_in_float32_in_forward_mode(name, autocast):
@@ -184,6 +185,7 @@ def test_norm_layers_of_low_precision_are_in_float32_in_forward_mode(name, autoc
         torch.testing.assert_close(computed.double(), exact, rtol=0.02, atol=0.03)
 
 
+@pytest.mark.filterwarnings("ignore:Warning. Profiler clears events:UserWarning")
 def test_hessian_products_at_many_classes_take_a_few_times_the_logits_memory():
     logits = torch.randn(64, 20_000, requires_grad=True)
     labels, direction = torch.arange(64), torch.randn(64, 20_000)

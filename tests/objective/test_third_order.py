@@ -96,6 +96,23 @@ def test_kinks_beside_a_fused_norm_are_refused():
         objective.curvature_gradient(directions_of(objective.point(), count=1))
 
 
+class InSinglePrecision(nn.Module):
+    def forward(self, x):
+        return x.float()
+
+
+def test_norms_whose_third_derivatives_cannot_be_compared_are_refused():
+    """Differences in float64 are not possible, and those of torch are wrong."""
+    single = nn.Sequential(InSinglePrecision(), nn.GroupNorm(2, 4), nn.Tanh()).float()
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.Linear(3, 4), single, nn.Linear(4, 2))
+    data = tuple(t.float() for t in DATA)
+    objective = tacit.Objective(model, F.mse_loss, data, batch_size=4)
+    directions = directions_of(objective.point(), count=1)
+    with pytest.raises(tacit.InputError, match=r"wrong in 1\.1.*less than float64"):
+        objective.curvature_gradient(directions)
+
+
 def test_a_loss_without_third_derivatives_has_a_zero_gradient():
     model = nn.Linear(3, 2).double()
     objective = tacit.Objective(model, F.mse_loss, DATA)

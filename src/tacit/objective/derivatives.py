@@ -241,18 +241,19 @@ def wrong_gradient(
         wrong = [k for k in layers if disagrees([n for n in scope if layer_of(n) == k])]
         return tuple(wrong or layers)
 
-    return _in_double(compare, params, DIRECTIONS)
+    return _in_double(compare, params, DIRECTIONS) or ()
 
 
 def wrong_product(
     function: Callable[[Params], Sequence[Tensor | None]],
     product: Callable[[Params, Params], Sequence[Tensor | None]],
     params: Params,
-) -> tuple[str, ...]:
+) -> tuple[str, ...] | None:
     """The layers in which a Hessian product is not the finite difference of a gradient.
 
-    As `wrong_gradient`; `function(params)` is the gradient, `product(params, direction)` the
-    product, both with one tensor per parameter, or None for zeros.
+    As `wrong_gradient`, but None where differences cannot be computed; `function(params)` is the
+    gradient, `product(params, direction)` the product, both with one tensor per parameter, or None
+    for zeros.
     """
 
     def compare(point: Params, direction: Params) -> tuple[str, ...]:
@@ -271,19 +272,19 @@ def wrong_product(
 
 def _in_double(
     compare: Callable[[Params, Params], tuple[str, ...]], params: Params, directions: int = 1
-) -> tuple[str, ...]:
-    """compare(point, direction) in float64, for random directions; () where that is impossible."""
+) -> tuple[str, ...] | None:
+    """compare(point, direction) in float64, for random directions; None if that is impossible."""
     if entries(params) > MOST_ENTRIES or any(p.device.type == "mps" for p in params.values()):
-        return ()  # mps has no float64
+        return None  # mps has no float64
     try:
         with torch.inference_mode(mode=False), torch.enable_grad():
             point = same_buffers({n: p.detach().double() for n, p in params.items()}, params)
             along = [_random_direction(point, seed) for seed in range(directions)]
             with InFloat64() as mode:
                 wrong = next(filter(None, (compare(point, d) for d in along)), ())
-            return () if mode.lowered else wrong
+            return None if mode.lowered else wrong
     except (RuntimeError, TypeError, ValueError):  # mixed precision, or an error of the user's own
-        return ()
+        return None
 
 
 class InFloat64(TorchFunctionMode):
@@ -306,7 +307,7 @@ class InFloat64(TorchFunctionMode):
         result = func(*args, **kwargs)
         tensors = result if isinstance(result, tuple | list) else (result,)
         lower = [t for t in tensors if isinstance(t, Tensor) and _to_double(t) is not t]
-        self.lowered |= any(t.requires_grad for t in lower)
+        self.lowered |= any(t.requires_grad and t.numel() for t in lower)
         return result
 
 

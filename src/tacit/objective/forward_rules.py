@@ -19,27 +19,6 @@ EXACT = (torch.float32, torch.float64)
 """Lower precisions are left to torch, which rounds their results at other places."""
 CHUNK = 2**25
 """Entries of logits whose probabilities are in memory at once."""
-ALIGNED, MANY_OUTPUTS = 16, 4096
-"""Bytes at which rows of a matrix should begin, and the width from which that matters: a GPU takes
-up to eight times as long to multiply matrices whose rows do not, as with 50,257 classes."""
-
-
-def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """`torch.nn.functional.linear`; a result with many columns of odd length lies transposed."""
-    wide = weight.ndim == 2 and len(weight) >= MANY_OUTPUTS
-    aligned = wide and len(weight) * weight.element_size() % ALIGNED == 0
-    if not wide or aligned or input.ndim < 2 or bias is not None:
-        return F.linear(input, weight, bias)
-    (x, dx), (w, dw) = _read(input), _read(weight)
-    parts = [] if dx is None else [_transposed_product(dx, w)]
-    parts += [] if dw is None else [_transposed_product(x, dw)]
-    return _attach(_transposed_product(x, w), parts)
-
-
-def _transposed_product(x: Tensor, w: Tensor) -> Tensor:
-    """The product x wᵀ, computed as w xᵀ."""
-    columns = x.reshape(1, -1, x.shape[-1]).mT
-    return torch.bmm(w[None], columns)[0].mT.unflatten(0, x.shape[:-1])
 
 
 def layer_norm(
@@ -138,7 +117,6 @@ def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
         return losses
     size = max(1, CHUNK // max(1, z.shape[1]))
     chunks = zip(z.split(size), dz.split(size), sums[:, None].split(size), strict=True)
-    # In this way products have the layout of the logits, which may lie transposed.
     means = torch.cat([((part - total).exp() * along).sum(1) for part, along, total in chunks])
     return _attach(losses, [means, -dz.gather(1, rows)[:, 0]])
 
@@ -157,7 +135,6 @@ def _attach(value: Tensor, parts: list[Tensor]) -> Tensor:
 
 
 RULES: dict[Callable[..., Any], Callable[..., Tensor]] = {
-    F.linear: linear,
     F.layer_norm: layer_norm,
     F.group_norm: in_float32(F.group_norm),
     F.scaled_dot_product_attention: attention,

@@ -89,16 +89,17 @@ def wrong_third_derivatives(
 ) -> tuple[str, ...]:
     """The layers in which a third derivative is not the finite difference of a Hessian product.
 
-    Models that are too large to compare are judged by their layers: those with norms count as
-    wrong. An operator without a third derivative counts as wrong everywhere.
+    Models that cannot be compared, or are too large, are judged by their layers: those with norms
+    count as wrong. An operator without a third derivative counts as wrong everywhere.
 
     Args:
         derive: derive(params, derivative=…) returns a derivative on a few examples.
         point: the parameters.
         model: the model.
     """
+    norms = tuple(n for n, m in model.named_modules() if "norm" in type(m).__name__.lower())
     if sum(p.numel() for p in point.values()) > derivatives.MOST_ENTRIES:
-        return tuple(n for n, m in model.named_modules() if "norm" in type(m).__name__.lower())
+        return norms
     signs = random_signs(point, tuple(point), seed=0)
 
     def function(params: Params) -> Sequence[Tensor | None]:
@@ -113,7 +114,8 @@ def wrong_third_derivatives(
         if not derivatives.lacks_double_backward(error):
             raise
         return ("all layers",)
-    return derivatives.wrong_product(function, product, point)
+    wrong = derivatives.wrong_product(function, product, point)
+    return norms if wrong is None else wrong
 
 
 def curvature_differences(
