@@ -7,7 +7,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from tacit import Objective
-from tacit.objective import closed_forms
+from tacit.objective import closed_forms, forward_rules
 from tacit.objective.closed_forms import ClosedForms
 from tacit.objective.derivatives import math_attention
 
@@ -16,6 +16,7 @@ from tacit.objective.derivatives import math_attention
 def few_classes(monkeypatch):
     monkeypatch.setattr(closed_forms, "MIN_CLASSES", 2)
     monkeypatch.setattr(closed_forms, "CHUNK", 20)
+    monkeypatch.setattr(forward_rules, "CHUNK", 20)
 
 
 def normal(*shape, seed=0):
@@ -124,6 +125,11 @@ def test_forward_mode_and_vmap(case):
         with ClosedForms():
             computed = torch.func.vmap(transformed)(*tangents)
         torch.testing.assert_close(computed, expected, rtol=1e-10, atol=1e-12)
+    with torch.no_grad():
+        expected = torch.func.vmap(directional)(*tangents)
+        with ClosedForms(forward=True):
+            computed = torch.func.vmap(directional)(*tangents)
+        torch.testing.assert_close(computed, expected, rtol=1e-10, atol=1e-12)
 
 
 ATTENTION = {
@@ -153,6 +159,28 @@ def test_attention_in_forward_mode_is_that_of_torch(case, monkeypatch):
         expected = torch.func.vmap(along)(*tangents)
         with ClosedForms(forward=True):
             computed = torch.func.vmap(along)(*tangents)
+    torch.testing.assert_close(computed, expected, rtol=1e-12, atol=1e-13)
+
+
+@pytest.mark.parametrize("outputs", [8, 5])
+@pytest.mark.parametrize("moving", ["input", "weight", "both"])
+def test_wide_linear_layers_in_forward_mode_are_those_of_torch(outputs, moving, monkeypatch):
+    monkeypatch.setattr(forward_rules, "MANY_OUTPUTS", 3)
+    x, w = normal(2, 3, 4), normal(outputs, 4, seed=1)
+    tangents = {"x": normal(7, 2, 3, 4, seed=2), "w": normal(7, outputs, 4, seed=3)}
+    names = {"input": ["x"], "weight": ["w"], "both": ["x", "w"]}[moving]
+
+    def along(direction):
+        def layer(moved):
+            return F.linear(moved.get("x", x), moved.get("w", w))
+
+        return torch.func.jvp(layer, ({n: {"x": x, "w": w}[n] for n in direction},), (direction,))
+
+    chosen = {n: tangents[n] for n in names}
+    with torch.no_grad():
+        expected = torch.func.vmap(along)(chosen)
+        with ClosedForms(forward=True):
+            computed = torch.func.vmap(along)(chosen)
     torch.testing.assert_close(computed, expected, rtol=1e-12, atol=1e-13)
 
 
