@@ -162,6 +162,7 @@ def test_attention_in_forward_mode_is_that_of_torch(case, monkeypatch):
     torch.testing.assert_close(computed, expected, rtol=1e-12, atol=1e-13)
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.script`:DeprecationWarning")
 @pytest.mark.parametrize("outputs", [8, 5])
 @pytest.mark.parametrize("moving", ["input", "weight", "both"])
 def test_wide_linear_layers_in_forward_mode_are_those_of_torch(outputs, moving, monkeypatch):

@@ -59,8 +59,8 @@ class FactorSum:
             return
         products = inner_products(matrix)
         if self.products is None:
-            self.products = inner_products(self.rows).to(products)
             # A GPU is not waited for: there, ill-conditioned rows are read again at the end.
+            self.products = inner_products(self.rows).to(products, non_blocking=True)
             both = self.products + products
             if not products.is_cuda and _cholesky(both)[1] > TWICE:
                 self.by_qr, self.products = True, None

@@ -39,10 +39,11 @@ def _begin(
 ) -> Callable[[], dict[str, float]]:
     """The computation on a few examples of a batch, and a function that reads its result."""
     with passes.prepared(training=passes.training) as prepared, torch.enable_grad():
-        here, mean, dtypes = _sampled_gradient(prepared, params, few)
-        dtype = coarsest_dtype(*params.values(), others=(*dtypes, passes.sums))
+        dtypes = {passes.sums}
+        here, mean = _sampled_gradient(prepared, params, few, dtypes)
+        dtype = coarsest_dtype(*params.values(), others=dtypes)
         moved = perturb_last_digit(params, torch.finfo(dtype).eps)
-        there, _, _ = _sampled_gradient(prepared, moved, few)
+        there, _ = _sampled_gradient(prepared, moved, few)
     names = [name for name in here if name in there]
     differences = torch._foreach_sub(  # pyright: ignore[reportPrivateImportUsage]
         [here[name] for name in names], [there[name] for name in names]
@@ -69,14 +70,13 @@ def _few_examples(passes: Passes, pair: BatchPair) -> BatchPair:
 
 
 def _sampled_gradient(
-    passes: Passes, params: Params, pair: BatchPair
-) -> tuple[Params, Tensor, set[torch.dtype]]:
+    passes: Passes, params: Params, pair: BatchPair, dtypes: set[torch.dtype] | None = None
+) -> tuple[Params, Tensor]:
     """The gradient on a batch, at entries that are spread over each tensor; of small ones all.
 
-    Also the mean loss, and the dtypes of the operations that it is computed by.
+    Also the mean loss. To `dtypes` those of the operations are added that it is computed by.
     """
     entries: Params = {}
-    dtypes: set[torch.dtype] = set()
 
     def use(gradients: Params) -> None:
         for name, gradient in gradients.items():
@@ -85,9 +85,10 @@ def _sampled_gradient(
             entries[name] = gradient if step < 2 else gradient.flatten()[:: step | 1].clone()
 
     def derivative(mean: Tensor, leaves: Params) -> tuple[()]:
-        dtypes.update(derivatives.graph_dtypes(mean))
+        if dtypes is not None:
+            dtypes.update(derivatives.graph_dtypes(mean))
         derivatives.stream_gradient(mean, leaves, use)
         return ()
 
     batch_mean, _ = passes.differentiate(params, pair, derivative, 0, 0)
-    return entries, batch_mean.mean, dtypes
+    return entries, batch_mean.mean

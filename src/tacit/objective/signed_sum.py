@@ -9,7 +9,7 @@ from torch import Tensor
 from tacit.errors import InputError
 from tacit.objective import derivatives
 from tacit.objective.losses import ExampleOutputs
-from tacit.objective.params import Params, add_scaled, float64_zeros, to_float64
+from tacit.objective.params import Params, add_scaled, float64_zeros, read_numbers, to_float64
 from tacit.objective.ranks import current_ranks
 
 Evaluate = Callable[[Params, Callable[[ExampleOutputs], Any]], tuple[Any, Tensor | None]]
@@ -71,14 +71,16 @@ def check_sum(
     Σ u_i D ℓ_i[v] must equal ⟨∇ Σ u_i ℓ_i, v⟩, which needs no second backward.
     """
     pairs = [(g, direction[n]) for n, g in gradients.items() if g is not None and n in direction]
-    sums, scale, epsilon = [], 0.0, 0.0
-    for tensor, vector in ((u, column), *pairs):
+    on_devices: Params = {}
+    epsilon = 0.0
+    for number, (tensor, vector) in enumerate([(u, column), *pairs]):
         terms = to_float64(tensor.detach()) * to_float64(vector.to(tensor.device))
-        sums.append(float(terms.sum()))
-        scale += float(terms.abs().sum())
+        on_devices[str(number)] = torch.stack([terms.sum(), terms.abs().sum()])
         epsilon = max(epsilon, torch.finfo(tensor.dtype).eps)
+    (first, scale), *others = read_numbers(on_devices).values()
+    sums = [first, sum(part for part, _ in others), scale + sum(size for _, size in others)]
     # Gradients are summed over the processes that share their rows.
-    numbers = torch.tensor([sums[0], sum(sums[1:]), scale], dtype=torch.float64)
+    numbers = torch.tensor(sums, dtype=torch.float64)
     by_examples, by_gradient, scale = current_ranks().sum_parts(numbers).tolist()
     if abs(by_examples - by_gradient) > epsilon**0.5 * scale:
         raise RuntimeError("a backward here is not differentiable and raises no error")

@@ -14,7 +14,14 @@ from torch import Tensor
 
 from tacit.equations.candidates import BoundCandidates, slices
 from tacit.equations.rows import read_rows
-from tacit.objective.params import Params, entries, entries_of, sum_over_parts, to_float64
+from tacit.objective.params import (
+    Params,
+    entries,
+    entries_of,
+    read_numbers,
+    sum_over_parts,
+    to_float64,
+)
 from tacit.objective.ranks import current_ranks
 
 MOST_SIGNED, PART_SIGNED, RUNS = 2**15, 4, 4
@@ -62,7 +69,7 @@ def combine_columns(bound: BoundCandidates, combinations: Tensor) -> list[Params
     params, count = bound.params, combinations.shape[1]
     flat = {name: params[name].new_zeros(count, params[name].numel()) for name in bound.rows}
     for name, part, active, design, _, kinks in _read(bound):
-        values = design @ combinations[active].to(design)
+        values = design @ combinations[active].to(design, non_blocking=True)
         flat[name][:, part] = _zero(values, kinks).T.to(flat[name])
     return [
         {name: values[j].view(params[name].shape) for name, values in flat.items()}
@@ -88,11 +95,11 @@ def random_signs(bound: BoundCandidates, seed: int) -> Params:
 
 def square_norm_of_rows(bound: BoundCandidates, vector: Mapping[str, Tensor]) -> float:
     """‖vector‖² over the rows of the equations."""
-    total = 0.0
+    squares: Params = {}
     for name, part, *_, kinks in _read(bound, columns=False):
         values = _along_equations(bound, name, to_float64(entries_of(vector[name], part))[:, None])
-        total += float(_zero(values, kinks).square().sum())
-    return sum_over_parts({"": total})[""]
+        squares[str(len(squares))] = _zero(values, kinks).square().sum()
+    return sum_over_parts({"": sum(read_numbers(squares).values())})[""]
 
 
 def unexplained_rows(bound: BoundCandidates, target: Params, strengths: Tensor) -> Params:
