@@ -94,18 +94,18 @@ def check_parts(
         raise InputError(complaint)
 
 
-def most_rows(batch: Any) -> int:
+def most_rows(batch: Any, fewest: int = MIN_ROWS) -> int:
     """How many examples of a batch are compared with their parts, by the size of its last tensor.
 
     That is the target, where a batch has one; checks stay cheap beside a pass over the data.
     """
     *_, last = (t for t in (torch.zeros(1), *tensors_in(batch)) if t.ndim and t.numel())
-    return max(MIN_ROWS, min(MAX_ROWS, MAX_TARGETS * len(last) // last.numel()))
+    return max(fewest, min(MAX_ROWS, MAX_TARGETS * len(last) // last.numel()))
 
 
-def spread_rows(batch: Any, count: int | None) -> Any:
+def spread_rows(batch: Any, count: int | None, fewest: int = MIN_ROWS) -> Any:
     """At most `most_rows` examples of a batch, spread over it."""
-    most = most_rows(batch)
+    most = most_rows(batch, fewest)
     if count is None or count <= most:
         return batch
     return select_rows(batch, torch.linspace(0, count - 1, most).long(), count)

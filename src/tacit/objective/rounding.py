@@ -21,6 +21,8 @@ from tacit.objective.passes import Passes
 
 MAX_SAMPLE = 2**20
 """About how many entries of a tensor are compared to measure the rounding of its gradient."""
+FEWEST = 2
+"""Of long sequences so many are enough."""
 
 
 def begin_rounding(
@@ -66,7 +68,7 @@ def _few_examples(passes: Passes, pair: BatchPair) -> BatchPair:
     batch, weights = pair
     if weights is not None or not isinstance(passes.loss, ExampleLosses):
         return pair
-    return spread_rows(batch, row_count(batch)), None
+    return spread_rows(batch, row_count(batch), FEWEST), None
 
 
 def _sampled_gradient(
