@@ -27,6 +27,7 @@ def measure(*, quick: bool) -> list[Row]:
     """Peak memory of a fresh process, in units of the parameters' float32 bytes."""
     widths = QUICK_WIDTHS if quick else WIDTHS
     command = [sys.executable, __file__, "--widths", *map(str, widths)]
+    command += ["--threads", str(torch.get_num_threads())]
     process = subprocess.run(command, capture_output=True, text=True, check=False)
     if process.returncode:
         raise RuntimeError(f"the measured process failed:\n{process.stderr}")
@@ -129,5 +130,7 @@ def _status(field: str) -> int:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--widths", type=int, nargs="+", default=WIDTHS)
-    torch.set_num_threads(2)
-    print(json.dumps(peak_of_estimate(tuple(parser.parse_args().widths))))
+    parser.add_argument("--threads", type=int, default=2)
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    print(json.dumps(peak_of_estimate(tuple(arguments.widths))))

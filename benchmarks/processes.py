@@ -36,6 +36,7 @@ class Job(NamedTuple):
     """An estimate, and how often it is timed."""
 
     width: int
+    batch: int
     batches: int
     repeats: int
 
@@ -46,9 +47,9 @@ Received = Callable[..., float]
 
 def measure(*, quick: bool) -> list[Row]:
     """Weak scaling, and what travels in networks of two sizes."""
-    batches, repeats = (2, 1) if quick else (BATCHES, REPEATS)
-    timed = Job(HIDDEN[0], batches, repeats)
-    untimed = [Job(HIDDEN[1], batches, 0), Job(HIDDEN[1], 2 * batches, 0)]
+    batch, batches, repeats = (64, 2, 1) if quick else (BATCH, BATCHES, REPEATS)
+    timed = Job(HIDDEN[0], batch, batches, repeats)
+    untimed = [Job(HIDDEN[1], batch, batches, 0), Job(HIDDEN[1], batch, 2 * batches, 0)]
     rows: list[Row] = []
     alone, traffic = {}, []
     for count in PROCESSES[:2] if quick else PROCESSES:
@@ -126,13 +127,16 @@ def _work(rank: int, count: int, jobs: list[Job], folder: str) -> None:
 def _measured(job: Job, rank: int, count: int) -> dict[str, float]:
     model = mlp((WIDTHS[0], *3 * [job.width], WIDTHS[-1]))
     parameters = sum(p.numel() for p in model.parameters())
-    data = classification_data(BATCH * job.batches, seed=rank)
+    data = classification_data(job.batch * job.batches, seed=rank)
     if count > 1:
         share(model, count)
-    counts = counted(partial(estimate, model, data))
+    counts = counted(partial(estimate, model, data, job.batch))
     times = {
-        name: min((_together(partial(take, model, data)) for _ in range(job.repeats)), default=0.0)
-        for name, take in (("estimate", estimate), ("pass", gradient_pass))
+        name: min((_together(call) for _ in range(job.repeats)), default=0.0)
+        for name, call in (
+            ("estimate", partial(estimate, model, data, job.batch)),
+            ("pass", partial(gradient_pass, model, data, job.batch)),
+        )
     }
     return {"parameters": parameters, **counts, **times}
 
@@ -146,16 +150,16 @@ def share(model: nn.Module, count: int) -> None:
     fully_shard(model, mesh=mesh)
 
 
-def estimate(model: nn.Module, data: tuple[Tensor, Tensor]) -> None:
+def estimate(model: nn.Module, data: tuple[Tensor, Tensor], batch: int) -> None:
     """Two strengths, from the beginning."""
-    objective = tacit.Objective(model, F.cross_entropy, data, batch_size=BATCH)
+    objective = tacit.Objective(model, F.cross_entropy, data, batch_size=batch)
     tacit.estimate(objective, elastic_net())
 
 
-def gradient_pass(model: nn.Module, data: tuple[Tensor, Tensor]) -> None:
+def gradient_pass(model: nn.Module, data: tuple[Tensor, Tensor], batch: int) -> None:
     """The gradient of all batches, summed by torch."""
     model.zero_grad()
-    for inputs, targets in zip(*(part.split(BATCH) for part in data), strict=True):
+    for inputs, targets in zip(*(part.split(batch) for part in data), strict=True):
         F.cross_entropy(model(inputs), targets).backward()
 
 

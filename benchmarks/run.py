@@ -16,6 +16,7 @@ import watching
 from table import render
 
 THREADS = 2
+"""Of a run whose bounds are enforced; quick sizes take one."""
 QUICK_NOTE = "Quick sizes, only to check that everything runs: bounds are not enforced."
 
 
@@ -24,9 +25,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="small sizes, bounds not enforced")
     quick = parser.parse_args().quick
-    torch.set_num_threads(THREADS)
+    threads = 1 if quick else THREADS
+    torch.set_num_threads(threads)
     print(
-        f"tacit benchmarks: torch {torch.__version__}, {THREADS} threads, float32 on the CPU "
+        f"tacit benchmarks: torch {torch.__version__}, threads: {threads}, float32 on the CPU "
         f"({platform.machine()})"
     )
     if quick:

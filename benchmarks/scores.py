@@ -53,7 +53,7 @@ def measure(*, quick: bool) -> list[Row]:
     rows, scores = _compare("MLP", mlp(), images, 1024, quick=quick)
     # At width 128 elementwise operations take a large part of a pass, at width 512 matrix products.
     for width, count, batch in ((128, 1024, 64), (512, 256, 32)):
-        size = 16 if quick else count
+        size = 4 if quick else count
         generator = torch.Generator().manual_seed(0)
         tokens = torch.randint(VOCABULARY, (size, TOKENS), generator=generator)
         data = tokens, torch.randint(10, (size,), generator=generator)

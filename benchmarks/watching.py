@@ -16,6 +16,7 @@ import tacit
 
 EXAMPLE = Path(__file__).parents[1] / "examples/language_model.py"
 WIDTH, HEADS, BLOCKS, CONTEXT, SEQUENCES, BATCH = 320, 5, 8, 128, 512, 4
+QUICK_SEQUENCES = 32
 STEPS = 4
 """Updates of a window of the language model."""
 MAX_LANGUAGE_MODEL, MAX_DIGITS = 0.02, 0.04
@@ -74,15 +75,16 @@ def language_model(*, quick: bool, device: str = "cpu") -> Loop:
     """A GPT of 10 million weights on the source code of Python's library, and its batches."""
     example = runpy.run_path(str(EXAMPLE))
     shape = (64, 2, 2, 32) if quick else (WIDTH, HEADS, BLOCKS, CONTEXT)
-    size = example["Size"](*shape, SEQUENCES, BATCH, 1, 1, 3e-4, torch.float32)
+    count = QUICK_SEQUENCES if quick else SEQUENCES
+    size = example["Size"](*shape, count, BATCH, 1, 1, 3e-4, torch.float32)
     torch.manual_seed(0)
     model = example["GPT"](size).to(device)
-    sequences = example["read_sequences"](SEQUENCES, size.context + 1).to(device)
+    sequences = example["read_sequences"](count, size.context + 1).to(device)
     losses = example["token_losses"]
     objective = tacit.Objective.from_batch_loss(model, losses, (sequences,), batch_size=BATCH)
     return Loop(
         model, adamw(model, 3e-4), objective, lambda rows: losses(model, (sequences[rows],)).mean(),
-        SEQUENCES, BATCH, STEPS,
+        count, BATCH, STEPS,
     )  # fmt: skip
 
 

@@ -39,10 +39,16 @@ RUNS = {
 }
 
 
-@pytest.mark.parametrize("options", RUNS.values(), ids=RUNS)
+@pytest.fixture(scope="module", params=RUNS.values(), ids=RUNS)
+def plain(request, tmp_path_factory):
+    """Options, and the result of a plain loop, which both trainers are compared with."""
+    folder = tmp_path_factory.mktemp("plain")
+    return request.param, LOOPS["plain"](Run(**request.param), folder)
+
+
 @pytest.mark.parametrize("loop", TRAINERS.values(), ids=TRAINERS)
-def test_a_trainer_gives_the_numbers_of_a_plain_loop(loop, options, tmp_path):
-    expected = LOOPS["plain"](Run(**options), tmp_path / "plain")
+def test_a_trainer_gives_the_numbers_of_a_plain_loop(loop, plain, tmp_path):
+    options, expected = plain
     result = loop(Run(**options), tmp_path / "trainer")
     assert result.weights == expected.weights
     assert len(expected.rows) >= 2

@@ -13,6 +13,10 @@ import torch.multiprocessing as multiprocessing
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
+# Every process begins as a copy of one that has imported these, which takes seconds.
+multiprocessing.set_forkserver_preload(
+    ["torch.distributed.fsdp", "torch._dynamo", "tacit.watching"]
+)
 TIMEOUT = datetime.timedelta(seconds=int(os.environ.get("TACIT_TEST_TIMEOUT", "60")))
 
 
@@ -24,7 +28,8 @@ def run_processes(function: Callable[[str], Any], kind: str, folder: Path) -> li
     count = int(kind.split()[-1])
     folder.mkdir(parents=True, exist_ok=True)
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    multiprocessing.spawn(_run, (function, kind, count, folder), nprocs=count)
+    arguments = function, kind, count, folder
+    multiprocessing.start_processes(_run, arguments, count, start_method="forkserver")
     return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(count)]
 
 

@@ -51,10 +51,12 @@ def objective_of(model: nn.Module, kind: str, **options: Any) -> tacit.Objective
 
 
 def families(kind: str) -> dict[str, Any]:
+    """Candidates by name; each of the two ways to share by four processes has half of them."""
+
     def reference() -> dict[str, torch.Tensor]:
         return dict(share(tanh_mlp(5, sizes=(5, 7, 6, 1)), kind).named_parameters())
 
-    return {
+    made = {
         "entries": lambda o: [tacit.l2(), tacit.l1()],
         "by layer": lambda o: [tacit.layerwise(tacit.smooth_l1(0.1))],
         "rows": lambda o: [regularizers.group_l2(scope=tacit.matrices), tacit.l2()],
@@ -65,6 +67,10 @@ def families(kind: str) -> dict[str, Any]:
         "norm": lambda o: [regularizers.gradient_norm(o, power=1), tacit.l2()],
         "known": lambda o: [tacit.smooth_l1(0.05)],
     }
+    if processes(kind) < 4:
+        return made
+    names = [*made][kind.startswith("hybrid") :: 2]
+    return {name: made[name] for name in names}
 
 
 def describe(fit: tacit.Fit) -> dict[str, Any]:

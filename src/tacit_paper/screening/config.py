@@ -13,6 +13,8 @@ class Config:
     """Networks without a penalty, of each kind."""
     repeats: int = 3
     """Networks of each kind with a penalty, on successive seeds."""
+    iterations: int = 1500
+    """Of L-BFGS, at most, in each of three rounds."""
     proximal_steps: int = 40_000
     """Steps of proximal descent, at most."""
     simulations: int = 2000
@@ -22,4 +24,6 @@ class Config:
 
 
 PAPER = Config()
-QUICK = Config(seeds=2, repeats=1, proximal_steps=6_000, simulations=50, examples=20_000)
+QUICK = Config(
+    seeds=2, repeats=1, iterations=300, proximal_steps=4_000, simulations=50, examples=20_000
+)

@@ -80,7 +80,9 @@ def smooth_lasso(tensors: dict[str, Tensor]) -> Tensor:
     return torch.stack(parts).sum()
 
 
-def optimum(seed: int, penalty: Callable[[dict[str, Tensor]], Penalty], *truth: str) -> Case:
+def optimum(
+    config: Config, seed: int, penalty: Callable[[dict[str, Tensor]], Penalty], *truth: str
+) -> Case:
     """Branches at a minimum of loss plus penalty; penalty(start) is a function of the weights."""
     model, (X, y) = regression(seed)
     start = start_of(model)
@@ -89,7 +91,7 @@ def optimum(seed: int, penalty: Callable[[dict[str, Tensor]], Penalty], *truth: 
     for _ in range(3):  # L-BFGS begins with a new curvature
         minimise(
             lambda: F.mse_loss(model(X), y) + added(params), params.values(),
-            iterations=1500, history=100,
+            iterations=config.iterations, history=100,
         )  # fmt: skip
     return _endpoint(model, X, y, start, truth)
 
@@ -102,7 +104,7 @@ def _endpoint(
 
 def ridge(config: Config, seed: int) -> Case:
     """Σθ² of all parameters."""
-    return optimum(seed, lambda _: lambda p: STRENGTH * squares(p), "l2")
+    return optimum(config, seed, lambda _: lambda p: STRENGTH * squares(p), "l2")
 
 
 def ridge_of_matrices(config: Config, seed: int) -> Case:
@@ -111,12 +113,14 @@ def ridge_of_matrices(config: Config, seed: int) -> Case:
     def penalty(params: dict[str, Tensor]) -> Tensor:
         return STRENGTH * squares({n: p for n, p in params.items() if p.ndim > 1})
 
-    return optimum(seed, lambda _: penalty, "l2[matrices]")
+    return optimum(config, seed, lambda _: penalty, "l2[matrices]")
 
 
 def smooth(config: Config, seed: int) -> Case:
     """A smooth lasso."""
-    return optimum(seed, lambda _: lambda p: LASSO * smooth_lasso(p), f"smooth_l1({BETA:g})")
+    return optimum(
+        config, seed, lambda _: lambda p: LASSO * smooth_lasso(p), f"smooth_l1({BETA:g})"
+    )
 
 
 def both(config: Config, seed: int) -> Case:
@@ -125,7 +129,7 @@ def both(config: Config, seed: int) -> Case:
     def penalty(params: dict[str, Tensor]) -> Tensor:
         return STRENGTH / 2 * squares(params) + LASSO / 2 * smooth_lasso(params)
 
-    return optimum(seed, lambda _: penalty, "l2", f"smooth_l1({BETA:g})")
+    return optimum(config, seed, lambda _: penalty, "l2", f"smooth_l1({BETA:g})")
 
 
 def distance(config: Config, seed: int) -> Case:
@@ -134,7 +138,7 @@ def distance(config: Config, seed: int) -> Case:
     def penalty(start: dict[str, Tensor]) -> Penalty:
         return lambda params: STRENGTH * squares({n: p - start[n] for n, p in params.items()})
 
-    return optimum(seed, penalty, "distance_to")
+    return optimum(config, seed, penalty, "distance_to")
 
 
 def proximal(
@@ -255,7 +259,10 @@ def converged(config: Config, seed: int) -> Case:
     model, (X, y) = regression(seed, 60)
     start = start_of(model)
     for _ in range(3):
-        minimise(lambda: F.mse_loss(model(X), y), model.parameters(), iterations=1500, history=100)
+        minimise(
+            lambda: F.mse_loss(model(X), y), model.parameters(),
+            iterations=config.iterations, history=100,
+        )  # fmt: skip
     return _endpoint(model, X, y, start, ())
 
 
