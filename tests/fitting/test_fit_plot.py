@@ -347,7 +347,9 @@ def test_the_part_of_a_target_that_is_zero_is_a_dash():
 def test_layers_are_refused_where_no_layer_has_equations():
     model = nn.Linear(3, 1, bias=False).double()
     nn.init.zeros_(model.weight)
-    fit = tacit.estimate(model, F.mse_loss, (torch.eye(3).double(), torch.ones(3, 1)), tacit.l2())
+    fit = tacit.estimate(
+        model, F.mse_loss, (torch.eye(3).double(), torch.ones(3, 1).double()), tacit.l2()
+    )
     with pytest.raises(InputError, match=r"no layer has equations: .* Fit other weights"):
         fit.plot("layers")
 
