@@ -76,7 +76,7 @@ def language_model(*, quick: bool, device: str = "cpu") -> Loop:
     example = runpy.run_path(str(EXAMPLE))
     shape = (64, 2, 2, 32) if quick else (WIDTH, HEADS, BLOCKS, CONTEXT)
     count = QUICK_SEQUENCES if quick else SEQUENCES
-    size = example["Size"](*shape, count, BATCH, 1, 1, 3e-4, torch.float32)
+    size = example["Size"](*shape, count, BATCH, 1, 1, 3e-4, 1.0)
     torch.manual_seed(0)
     model = example["GPT"](size).to(device)
     sequences = example["read_sequences"](count, size.context + 1).to(device)
