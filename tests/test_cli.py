@@ -305,8 +305,9 @@ def test_a_full_disk_behind_the_output_is_one_line(tmp_path):
     assert (tmp_path / "fit.csv").read_text() == "a,b\n"
 
 
-def test_csv_can_be_piped_because_the_summary_goes_to_the_errors(folder, capfd):
-    arguments = ["estimate", "mine:objective", "--with", "l2", "--csv", "/dev/stdout"]
+@pytest.mark.parametrize("path", ["/dev/stdout", "-"])
+def test_csv_can_be_piped_because_the_summary_goes_to_the_errors(path, folder, capfd):
+    arguments = ["estimate", "mine:objective", "--with", "l2", "--csv", path]
     cli.build_app()(arguments, standalone_mode=False)
     output, errors = capfd.readouterr()
     (row,) = csv.DictReader(output.splitlines())

@@ -337,6 +337,7 @@ WRONG = {
     ("screen", "project.py:ridge", "--cost", "much"): "--cost is 'much'",
     ("screen", "project.py:ridge", "--start", "project.py"): "holds no weights",
     ("screen", "project.py:fit"): "is a result already",
+    ("screen", "project.py:equations", "--cost", "pass"): "--cost cannot be passed with",
     ("report", "project.py:fit", "--with", "l2"): "--with cannot be passed with",
     ("report", "project.py:fit", "--html", "a.html", "--csv", "a.html"): "the same place",
     ("report", "project.py:fit", "--html", "no/a.html"): "there is no folder",

@@ -133,10 +133,17 @@ Without = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON in place of the summary.")]
 Html = Annotated[
-    Path | None, typer.Option(metavar="PATH", help="Also write a page: one HTML file.")
+    Path | None, typer.Option(metavar="PATH", help="Also write a page: one HTML file; - prints it.")
 ]
-Csv = Annotated[Path | None, typer.Option(metavar="PATH", help="Also write the table as CSV.")]
-Cost = Annotated[str, typer.Option(help="What candidates may cost: weights, pass or second-order.")]
+Csv = Annotated[
+    Path | None, typer.Option(metavar="PATH", help="Also write the table as CSV; - prints it.")
+]
+Cost = Annotated[
+    str | None,
+    typer.Option(
+        help="What candidates may cost: weights, pass or second-order.", show_default="pass"
+    ),
+]
 
 
 @report_errors()
@@ -190,7 +197,7 @@ def screen(  # noqa: PLR0913 # the options of the command
         Path | None,
         typer.Option(help="Weights that training started from: a file of torch or safetensors."),
     ] = None,
-    cost: Cost = "pass",
+    cost: Cost = None,
     arguments: Arguments = None,
     without: Without = None,
     json: Json = False,
@@ -200,7 +207,8 @@ def screen(  # noqa: PLR0913 # the options of the command
     """Test all families of the catalogue: which regularization is in the model?"""
     from tacit.running import Question, screen_source
 
-    check_choice("--cost", cost, ("weights", "pass", "second-order"))
+    if cost is not None:
+        check_choice("--cost", cost, ("weights", "pass", "second-order"))
     outputs = check_outputs(as_json=json, html=html, csv=csv)
     question = Question(source, tuple(arguments or ()), without)
     with only_results():

@@ -11,6 +11,9 @@ from typing import Any, NamedTuple, TextIO
 from tacit.atomic import write_atomically
 from tacit.errors import InputError
 
+PRINTED = Path("/dev/stdout")
+"""The output, which a path of - stands for."""
+
 
 class Outputs(NamedTuple):
     """What was asked for."""
@@ -25,6 +28,7 @@ def check_outputs(*, as_json: bool, html: Path | None, csv: Path | None) -> Outp
 
     Refused before anything is computed: folders, and two results on one output.
     """
+    html, csv = (PRINTED if path == Path("-") else path for path in (html, csv))
     files = {option: path for option, path in (("--html", html), ("--csv", csv)) if path}
     for option, path in files.items():
         if path.is_dir():

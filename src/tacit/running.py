@@ -55,7 +55,7 @@ def fit_source(
 
 
 def screen_source(
-    question: Question, known: Sequence[str], *, start: Path | None = None, cost: str = "pass"
+    question: Question, known: Sequence[str], *, start: Path | None = None, cost: str | None = None
 ) -> Screen:
     """The screen of `tacit screen`."""
     check_specs((), known)
@@ -78,7 +78,7 @@ def result_of_source(
         return loaded
     if candidates or isinstance(loaded, tacit.Equations):
         return _fit(question, loaded, candidates, known, {})
-    return _screen(question, loaded, known, None, "pass")
+    return _screen(question, loaded, known, None, None)
 
 
 def _fit(
@@ -113,7 +113,7 @@ def _screen(
     loaded: Source | Result,
     known: Sequence[str],
     start: dict[str, Any] | None,
-    cost: str,
+    cost: str | None,
 ) -> Screen:
     if isinstance(loaded, Result):
         raise InputError(
@@ -121,12 +121,13 @@ def _screen(
             "return what it was made from."
         )
     if isinstance(loaded, tacit.Equations):
-        _refuse("equations", {"--known": known, "--start": start})
+        _refuse("equations", {"--known": known, "--start": start, "--cost": cost})
         return tacit.screen(loaded)
     target = loaded.target() if isinstance(loaded, Watch) else loaded
     penalties = dict(parse_known(spec, target) for spec in known)
+    cost = cast(Cost, cost or "pass")
     with own_errors(question.name):
-        return tacit.screen(target, start=start, known=penalties or None, cost=cast(Cost, cost))
+        return tacit.screen(target, start=start, known=penalties or None, cost=cost)
 
 
 def _refuse(what: str, options: dict[str, Any]) -> None:

@@ -27,9 +27,9 @@ CHUNK = 2**24
 class ClosedForms(TorchFunctionMode):
     """Replaces cross-entropy of many classes, and layer norm, while a graph is recorded.
 
-    In forward mode it replaces attention, too. Where saved tensors have hooks nothing is replaced:
-    activation checkpointing runs such a part again in the backward pass, where torch has switched
-    this mode off, and both runs must save the same tensors.
+    In forward mode it replaces what has a rule in `forward_rules`. Where saved tensors have hooks
+    nothing is replaced: activation checkpointing runs such a part again in the backward pass, where
+    torch has switched this mode off, and both runs must save the same tensors.
     """
 
     def __init__(self, *, forward: bool = False):
