@@ -138,6 +138,9 @@ ATTENTION = {
     "scaled": {"scale": 0.3, "is_causal": True},
     "more keys": {"is_causal": True, "queries": 2},
     "mask": {"attn_mask": normal(5, 5, seed=8)},
+    "mask of each example": {"attn_mask": normal(3, 1, 1, 5, seed=8)},
+    "boolean mask": {"attn_mask": normal(5, 5, seed=8) > 0},
+    "nothing to attend to": {"attn_mask": torch.arange(5)[:, None] > torch.arange(5)},
     "shared heads": {"enable_gqa": True, "heads": 1},
 }
 
@@ -183,6 +186,20 @@ def test_wide_linear_layers_in_forward_mode_are_those_of_torch(outputs, moving, 
         with ClosedForms(forward=True):
             computed = torch.func.vmap(along)(chosen)
     torch.testing.assert_close(computed, expected, rtol=1e-12, atol=1e-13)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script`:DeprecationWarning")
+def test_attention_with_a_mask_that_moves_is_that_of_torch():
+    inputs = (*(normal(3, 2, 5, 4, seed=i) for i in range(3)), normal(5, 5, seed=3))
+    tangents = tuple(normal(*x.shape, seed=i) for i, x in enumerate(inputs))
+
+    def along():
+        return torch.func.jvp(F.scaled_dot_product_attention, inputs, tangents)
+
+    with torch.no_grad(), math_attention():
+        expected = along()
+        with ClosedForms(forward=True):
+            torch.testing.assert_close(along(), expected, rtol=1e-12, atol=1e-13)
 
 
 NORMS = {

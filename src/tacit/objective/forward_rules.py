@@ -94,10 +94,11 @@ def attention(  # the arguments of torch's
 ) -> Tensor:
     """`torch.nn.functional.scaled_dot_product_attention` of weights p = softmax(s): y = p v.
 
-    Its derivative is (p∘ds) v − y Σ p∘ds + p dv. With a mask, dropout or shared heads it is
-    left to torch.
+    Its derivative is (p∘ds) v − y Σ p∘ds + p dv. With dropout, shared heads or a mask that moves it
+    is left to torch.
     """
-    if attn_mask is not None or dropout_p or enable_gqa:
+    moves = attn_mask is not None and _read(attn_mask)[1] is not None
+    if moves or dropout_p or enable_gqa:
         options = {"scale": scale, **({"enable_gqa": True} if enable_gqa else {})}
         return F.scaled_dot_product_attention(
             query, key, value, attn_mask, dropout_p, is_causal, **options
@@ -105,11 +106,7 @@ def attention(  # the arguments of torch's
     factor = query.shape[-1] ** -0.5 if scale is None else scale
     (q, dq), (k, dk), (v, dv) = map(_read, (query, key, value))
     k, dk = k * factor, None if dk is None else dk * factor
-    scores = q @ k.mT
-    if is_causal:
-        later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
-        scores = scores.masked_fill(later, -torch.inf)
-    weights = scores.softmax(-1)
+    weights = _attention_weights(q @ k.mT, attn_mask, causal=is_causal)
     output = weights @ v
     products = [] if dq is None else [dq @ k.mT]
     products += [] if dk is None else [q @ dk.mT]
@@ -118,6 +115,19 @@ def attention(  # the arguments of torch's
         moved = weights * sum(products[1:], products[0])
         parts += [moved @ v, -moved.sum(-1, keepdim=True) * output]
     return _attach(output, parts)
+
+
+def _attention_weights(scores: Tensor, mask: Tensor | None, *, causal: bool) -> Tensor:
+    """The softmax of masked scores; zeros in rows that are masked as a whole, as torch has them."""
+    if causal:
+        later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
+        scores = scores.masked_fill(later, -torch.inf)
+    if mask is None:
+        return scores.softmax(-1)
+    boolean = mask.dtype == torch.bool
+    scores = scores.masked_fill(~mask, -torch.inf) if boolean else scores + mask
+    nothing = scores.amax(-1, keepdim=True) == -torch.inf
+    return scores.softmax(-1).masked_fill(nothing, 0)
 
 
 def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
