@@ -379,7 +379,6 @@ class Objective:
         return result
 
     @on_its_ranks
-    @torch.inference_mode(mode=False)
     def rounding(self, params: Mapping[str, Tensor] | None = None) -> dict[str, float]:
         """Norm, by tensor, of the change of ∇L when every weight moves by its last digit.
 
@@ -390,7 +389,6 @@ class Objective:
         return self.begin_rounding(params)()
 
     @on_its_ranks
-    @torch.inference_mode(mode=False)
     def begin_rounding(
         self, params: Mapping[str, Tensor] | None = None
     ) -> Callable[[], dict[str, float]]:
@@ -428,13 +426,7 @@ class Objective:
         first, second = first_batches
         return len(first) == len(second) and all(map(torch.equal, first, second))
 
-    def for_each_batch(
-        self,
-        params: Params,
-        use: Visit,
-        *,
-        probe: bool = False,
-    ) -> None:
+    def for_each_batch(self, params: Params, use: Visit, *, probe: bool = False) -> None:
         """One pass in eval mode: use(model, batch, weights, index) with the parameters swapped in.
 
         For quantities that are not mean losses (activations, outputs). With probe=True only the

@@ -36,6 +36,7 @@ def begin_rounding(
         return _begin(passes, params, pair, pair)
 
 
+@torch.inference_mode(mode=False)
 def _begin(
     passes: Passes, params: Params, pair: BatchPair, few: BatchPair
 ) -> Callable[[], dict[str, float]]:
