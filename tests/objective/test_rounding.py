@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 import tacit
 from tacit import Objective
+from tacit.objective import rounding
 from tacit.objective.derivatives import graph_dtypes
 
 
@@ -80,3 +81,22 @@ def test_the_dtypes_of_a_graph():
     inside = (x.double() * 2).bfloat16().float()
     assert graph_dtypes(inside.sum()) == {torch.float32, torch.float64, torch.bfloat16}
     assert graph_dtypes(torch.ones(())) == set()
+
+
+def test_where_few_examples_have_no_weight_the_whole_batch_is_taken(monkeypatch):
+    torch.manual_seed(0)
+    model = nn.Linear(600, 600).double()
+    data = torch.randn(8, 600).double()
+    weights = torch.tensor([0.0, 0, 0, 1, 0, 0, 0, 0]).double()
+
+    def loss(model, batch):
+        x, w = batch
+        return (model(x) - x).square().mean(1), w[:, 0]
+
+    batches = [(data, weights[:, None].expand(-1, 600))]
+    objective = tacit.Objective.from_batch_loss(model, loss, batches)
+    with torch.inference_mode():
+        few = objective.rounding()
+    monkeypatch.setattr(rounding, "FEWEST", 8)
+    assert few == objective.rounding()
+    assert all(0 < size < 1e-10 for size in few.values())

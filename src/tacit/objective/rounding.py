@@ -31,22 +31,20 @@ def begin_rounding(
     """See `Objective.begin_rounding`."""
     pair = passes.to_model(probe)
     try:
-        return _begin(passes, params, pair, _few_examples(passes, pair))
+        return _begin(passes, params, _few_examples(passes, pair))
     except PART_ERRORS:  # the loss does not take a part of a batch
-        return _begin(passes, params, pair, pair)
+        return _begin(passes, params, pair)
 
 
 @torch.inference_mode(mode=False)
-def _begin(
-    passes: Passes, params: Params, pair: BatchPair, few: BatchPair
-) -> Callable[[], dict[str, float]]:
-    """The computation on a few examples of a batch, and a function that reads its result."""
+def _begin(passes: Passes, params: Params, pair: BatchPair) -> Callable[[], dict[str, float]]:
+    """The computation on a batch, and a function that reads its result."""
     with passes.prepared(training=passes.training) as prepared, torch.enable_grad():
         dtypes = {passes.sums}
-        here, mean = _sampled_gradient(prepared, params, few, dtypes)
+        here, mean = _sampled_gradient(prepared, params, pair, dtypes)
         dtype = coarsest_dtype(*params.values(), others=dtypes)
         moved = perturb_last_digit(params, torch.finfo(dtype).eps)
-        there, _ = _sampled_gradient(prepared, moved, few)
+        there, _ = _sampled_gradient(prepared, moved, pair)
     names = [name for name in here if name in there]
     differences = torch._foreach_sub(  # pyright: ignore[reportPrivateImportUsage]
         [here[name] for name in names], [there[name] for name in names]
@@ -55,8 +53,6 @@ def _begin(
     parts = {name: params[name].numel() / max(here[name].numel(), 1) for name in names}
 
     def read() -> dict[str, float]:
-        if few is not pair and not math.isfinite(float(mean)):  # they have no tokens, perhaps
-            return _begin(passes, params, pair, pair)()
         check_finite_loss(float(mean), 0)
         squares = read_square_norms(norms, params)
         return {name: math.sqrt(squares[name] * parts.get(name, 1.0)) for name in params}
