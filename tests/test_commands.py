@@ -241,8 +241,8 @@ def test_stored_targets_and_equations_are_sources(run, folder):
         assert fit["strengths"] == pytest.approx(objective_fit["strengths"], rel=1e-9)
     bounded = fit_of(run("estimate", "equations.safetensors", "--nonnegative", "--json"))
     assert min(bounded["strengths"].values()) >= 0
-    for name in ("equations", "target"):
-        screen = fit_of(run("screen", f"{name}.safetensors", "--cost", "weights", "--json"))
+    for source in (["equations.safetensors"], ["target.safetensors", "--cost", "weights"]):
+        screen = fit_of(run("screen", *source, "--json"))
         assert screen["clusters"] == {"kind": "layers", "count": 12}
     assert "--with cannot be passed with equations" in the_error(
         run("estimate", "equations.safetensors", "--with", "l2")
