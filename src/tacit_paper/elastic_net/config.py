@@ -46,6 +46,6 @@ class Config:
 
 PAPER = Config()
 QUICK = Config(
-    strengths=(1e-1, 1.0, 10.0), seeds=2, optimizers=("sgd",), epochs=30, shuffles=1,
+    strengths=(1e-1, 1.0, 10.0), seeds=1, optimizers=("sgd",), epochs=30, shuffles=1,
     polished=((1, 1),), retrained=((1, 1, 1),), nonsmooth=((1, 1),),
 )  # fmt: skip

@@ -25,5 +25,5 @@ class Config:
 
 PAPER = Config()
 QUICK = Config(
-    seeds=2, repeats=1, iterations=300, proximal_steps=4_000, simulations=50, examples=20_000
+    seeds=2, repeats=1, iterations=150, proximal_steps=4_000, simulations=50, examples=20_000
 )
