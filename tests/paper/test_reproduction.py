@@ -172,7 +172,9 @@ DOCUMENTED = [page for page in PAGES if list(commands(page)) and page.name != "c
 
 
 def run_tacit(arguments, folder, monkeypatch):
-    """Run the command in this process, which has imported what it needs."""
+    """Run the command in this process, which has imported what it needs, unless it has run."""
+    if arguments == REPRODUCE:
+        return
     with monkeypatch.context() as patch:
         patch.chdir(folder)
         patch.syspath_prepend(str(folder))
@@ -194,8 +196,7 @@ def test_documented_commands_run_at_their_quick_presets(document, reproduced, mo
             continue
         elif arguments[0] == "tacit":
             quick = ["quick" if word == "paper" else word for word in arguments[1:]]
-            if quick != REPRODUCE:  # that has run already
-                run_tacit(quick, folder, monkeypatch)
+            run_tacit(quick, folder, monkeypatch)
             continue
         elif arguments[0] in ("snakemake", "torchrun"):  # tests/workflow and test_docs.py run these
             continue
