@@ -60,7 +60,8 @@ class FactorSum:
         products = inner_products(matrix)
         if self.products is None:
             # A GPU is not waited for: there, ill-conditioned rows are read again at the end.
-            self.products = inner_products(self.rows).to(products, non_blocking=True)
+            earlier = inner_products(self.rows)
+            self.products = earlier.to(products, non_blocking=earlier.is_cpu)
             both = self.products + products
             if not products.is_cuda and _cholesky(both)[1] > TWICE:
                 self.by_qr, self.products = True, None

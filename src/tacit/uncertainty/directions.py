@@ -69,7 +69,7 @@ def combine_columns(bound: BoundCandidates, combinations: Tensor) -> list[Params
     params, count = bound.params, combinations.shape[1]
     flat = {name: params[name].new_zeros(count, params[name].numel()) for name in bound.rows}
     for name, part, active, design, _, kinks in _read(bound):
-        values = design @ combinations[active].to(design, non_blocking=True)
+        values = design @ combinations[active].to(design, non_blocking=combinations.is_cpu)
         flat[name][:, part] = _zero(values, kinks).T.to(flat[name])
     return [
         {name: values[j].view(params[name].shape) for name, values in flat.items()}
