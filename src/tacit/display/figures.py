@@ -62,7 +62,7 @@ def _figure_class() -> Any:
 
 def _check_matplotlib() -> None:
     try:
-        import matplotlib  # noqa: F401
+        import matplotlib  # noqa: F401 # only to see whether it is there
     except ImportError as error:
         raise InputError(
             "figures are drawn with matplotlib, which is not installed: pip install 'tacit[plots]'."
